@@ -1,0 +1,70 @@
+"""Where samples come from: the protocol that a folder, indexed shards and any other indexed source share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Encoded = bytes | memoryview
+"""One encoded picture as it lies in the source; a memoryview points into a mapped shard and costs no copy."""
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """How the samples of an indexed source lie in its shards, for orders that read shards in sequence."""
+
+    storage_order: NDArray[np.int64]
+    """(n,) positions of all samples, sorted by (shard, offset). May be memory-mapped."""
+    shard_starts: NDArray[np.int64]
+    """(shards + 1,) shard s holds ``storage_order[shard_starts[s]:shard_starts[s + 1]]``."""
+
+
+class IndexedSource(Protocol):
+    """N samples, addressed by *position* 0..N-1 in ascending order of their ids.
+
+    Implementations are immutable, picklable (they reopen files after unpickling), safe to read from many threads, and
+    hold arrays, never a Python object per sample: worker processes share the pages of an array, but copy those of a
+    list when reference counts change (pytorch/pytorch#13246).
+    """
+
+    kind: str
+    """What the source is, for reports: "folder", "shards" or "crop-ready shards"."""
+    root: str
+    """The path or pattern it was opened from, for messages."""
+    ids: NDArray[np.int64]
+    """(n,) ascending. An id is the sample's position in the sorted index of the original folder; gaps are possible."""
+    labels: NDArray[np.int64] | NDArray[np.float32] | None
+    """(n,) int64 class indices, (n,) int64 or (n, k) float32 from a label file or callable, or None without labels."""
+    classes: tuple[str, ...]
+    """Class names, sorted as text; the index of a name is its label. Empty where there are none."""
+    fingerprint: str
+    """Hex digest over what makes two sources the same set of samples: count and ids. Guards ``load_state_dict``."""
+    layout: ShardLayout | None
+    """How the samples lie in shards; None for a folder."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def read(self, position: int) -> Encoded:
+        """Return the encoded bytes of one sample.
+
+        Raises:
+            SourceError: The file or member is gone or unreadable; the message names it.
+        """
+        ...
+
+    def where(self, position: int) -> str:
+        """Return the sample's place for messages: a path, or ``shard-000001.tar member 000000017.jpg``."""
+        ...
+
+    def will_need(self, positions: NDArray[np.int64]) -> None:
+        """Advise the system that these samples are read soon (read-ahead). May do nothing."""
+        ...
+
+    def close(self) -> None:
+        """Release file handles and maps. Idempotent."""
+        ...
