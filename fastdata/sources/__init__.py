@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdata.order import ShardLayout
+
 Encoded = bytes | memoryview
 """One encoded picture as it lies in the source; a memoryview points into a mapped shard and costs no copy."""
-
-
-@dataclass(frozen=True)
-class ShardLayout:
-    """How the samples of an indexed source lie in its shards, for orders that read shards in sequence."""
-
-    storage_order: NDArray[np.int64]
-    """(n,) positions of all samples, sorted by (shard, offset). May be memory-mapped."""
-    shard_starts: NDArray[np.int64]
-    """(shards + 1,) shard s holds ``storage_order[shard_starts[s]:shard_starts[s + 1]]``."""
 
 
 class IndexedSource(Protocol):

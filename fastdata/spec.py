@@ -1,0 +1,148 @@
+"""What a user asks for: `PipelineSpec` fixes which numbers come out, `Execution` only how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fastdata.errors import UsageError
+from fastdata.transforms import Recipe
+
+DType = Literal["float32", "float16", "bfloat16", "uint8"]
+MemoryFormat = Literal["channels_last", "contiguous"]
+Orientation = Literal["apply", "ignore"]
+
+Labels = Literal["folders"] | str | Path | Callable[[str], Any] | None
+"""Where labels come from: class folders, a CSV file of path,label[,label...], a callable on the path, or nowhere."""
+
+BatchTransform = Callable[[Any, Any], tuple[Any, Any]]
+"""``(images, labels) -> (images, labels)`` on the device batch."""
+
+
+@dataclass(frozen=True)
+class BlockShuffle:
+    """Read shards in random order, some at a time, and mix the samples of these fully: few seeks on slow disks."""
+
+    shards: int = 8
+    """Shards a block. More mixes better and reads more widely."""
+
+    def __post_init__(self) -> None:
+        """Check the block size."""
+        if self.shards < 1:
+            raise UsageError("BlockShuffle.shards", f"{self.shards}", "at least 1")
+
+
+@dataclass(frozen=True)
+class BufferShuffle:
+    """Mix a stream through a buffer: the only shuffle for streams without an index, and the weakest."""
+
+    samples: int = 10_000
+    """Samples held. A sample can move forward by about this many places."""
+
+    def __post_init__(self) -> None:
+        """Check the buffer size."""
+        if self.samples < 1:
+            raise UsageError("BufferShuffle.samples", f"{self.samples}", "at least 1")
+
+
+Shuffle = bool | BlockShuffle | BufferShuffle
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Leave out samples that cannot be decoded, and count them."""
+
+    max_fraction: float = 1.0
+    """Share of an epoch's samples that may be skipped before the epoch stops with `SkipBudgetError`, 0..1."""
+
+    def __post_init__(self) -> None:
+        """Check the share."""
+        if not 0.0 <= self.max_fraction <= 1.0:
+            raise UsageError("Skip.max_fraction", f"{self.max_fraction}", "a share, 0..1")
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """Which numbers come out of a pipeline, on any backend."""
+
+    recipe: Recipe
+    """The checked transforms."""
+    batch_size: int
+    """Samples a batch and rank."""
+    device: str = "cpu"
+    """"cpu" or "cuda:N"; where delivered tensors live."""
+    dtype: DType = "float32"
+    """Of delivered images; "uint8" leaves Normalize out."""
+    memory_format: MemoryFormat = "channels_last"
+    """Of delivered images."""
+    batch_transform: BatchTransform | None = None
+    """Runs on the device batch, with random state from (seed, epoch, step, rank)."""
+    shuffle: Shuffle = True
+    """The order of samples."""
+    seed: int = 0
+    """Of order and draws."""
+    drop_last: bool = False
+    """Leave out the last step where it is not full on every rank."""
+    skip: Skip | None = None
+    """None: the first sample that cannot be delivered raises."""
+    orientation: Orientation = "apply"
+    """Whether pictures are turned as their EXIF data say."""
+    rank: int = 0
+    """This rank, 0..world_size-1."""
+    world_size: int = 1
+    """Number of ranks."""
+
+    def __post_init__(self) -> None:
+        """Check values that do not depend on the backend."""
+        _one_of("dtype", self.dtype, ("float32", "float16", "bfloat16", "uint8"))
+        _one_of("memory_format", self.memory_format, ("channels_last", "contiguous"))
+        _one_of("orientation", self.orientation, ("apply", "ignore"))
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise UsageError("batch_size", f"{self.batch_size!r}", "an int >= 1")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError("rank", f"rank {self.rank} of world_size {self.world_size}", "0 <= rank < world_size")
+        if self.device != "cpu" and not (self.device.startswith("cuda:") and self.device[5:].isdigit()):
+            raise UsageError("device", f"{self.device!r}", 'None, "cpu", "cuda" or "cuda:N"')
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Options of the host backends ("pil", "torchvision", "webdataset")."""
+
+    pool: Literal["auto", "threads", "processes"] = "auto"
+    """Threads share one process: no start-up, no copies. Processes run Python callables side by side and give each its
+    own random state; "auto" takes them only where the transform holds a callable."""
+
+    def __post_init__(self) -> None:
+        """Check the pool's name."""
+        _one_of("HostOptions.pool", self.pool, ("auto", "threads", "processes"))
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a pipeline runs. May change speed and memory, never a number that comes out."""
+
+    workers: int = 1
+    """Threads or processes that load samples; 0 loads in the calling thread."""
+    prefetch: int = 2
+    """Batches made ahead."""
+    pin_memory: bool = False
+    """Whether host batches lie in page-locked memory."""
+    options: Any = None
+    """The backend's own options dataclass, or None for its defaults."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Values that the pipeline passes through to reports (for example the tuner's file)."""
+
+    def __post_init__(self) -> None:
+        """Check counts."""
+        if self.workers < 0:
+            raise UsageError("workers", f"{self.workers}", '"auto" or an int >= 0')
+        if self.prefetch < 1:
+            raise UsageError("prefetch", f"{self.prefetch}", "an int >= 1 (batches)")
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(name, f"{value!r}", "one of " + ", ".join(f'"{a}"' for a in allowed))
