@@ -73,6 +73,20 @@ class Delivery:
     """Samples that a fast decoder left to the reference decoder, by reason."""
 
 
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend works on this machine."""
+
+    name: str
+    """The backend's name."""
+    works: bool
+    """Whether it can load pictures here."""
+    reason: str = ""
+    """Why it does not work, or what it does without (for example: no GPU, decodes on the CPU)."""
+    remedy: str = ""
+    """How to get it."""
+
+
 class Pipeline(ABC):
     """Loads batches; what `fastdata.open_pipeline` returns.
 
@@ -126,6 +140,11 @@ class Pipeline(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Free workers, buffers and handles. Idempotent."""
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Say whether this backend works on this machine. Overridden where importing its module does not prove it."""
+        return Availability(cls.name, works=True)
 
     def _details(self) -> dict[str, Any]:
         """Return what the backend counts besides, for `Report.details`."""
