@@ -1,0 +1,163 @@
+"""The engine of the host backends: batches are split into chunks, loaded by a pool, joined in order and sent on."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Generator
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdata.backends._buffers import BufferPool, pinned_or_plain
+from fastdata.backends._device import DeviceStage, HostBatch, InFlight
+from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool, worker_died
+from fastdata.backends._samples import ChunkResult, SampleLoader
+from fastdata.batch import Skipped
+from fastdata.pipeline import Delivery, EpochPlan, Pipeline, StepPlan
+from fastdata.sources import IndexedSource
+from fastdata.spec import Execution, HostOptions, PipelineSpec
+
+_CHUNK_SAMPLES = 16  # small enough that a batch spreads over the workers, large enough to spread fixed costs
+_ON_DEVICE = 2  # batches copied to the device ahead of the caller
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One step in work."""
+
+    step: StepPlan
+    slot: Slot
+    futures: list[Future[ChunkResult]]
+
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+
+class HostPipeline(Pipeline):
+    """Base of the backends that decode on the CPU; they differ in `decoder` and in what sources they read."""
+
+    options_type = HostOptions
+    runs_callables = True
+    decoder: ClassVar[str]
+    """Which decoder of `fastdata.backends._samples` takes ordinary JPEGs."""
+
+    def __init__(self, source: IndexedSource, spec: PipelineSpec, execution: Execution) -> None:
+        """Check, and prepare workers and memory; see `Pipeline`."""
+        super().__init__(source, spec, execution)
+        self._pool = self._make_pool()
+        self._stage: DeviceStage | None = None
+        self._load_s = 0.0
+
+    def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
+        if self._stage is None:
+            self._stage = DeviceStage(self.spec)
+        jobs: deque[_Job] = deque()
+        flights: deque[tuple[InFlight | None, Delivery]] = deque()
+        steps = iter(plan)
+        self._load_s = 0.0
+        try:
+            while True:
+                self._submit(steps, jobs)
+                while jobs and len(flights) < _ON_DEVICE and (not flights or jobs[0].done()):
+                    flights.append(self._send(*self._join(jobs[0])))
+                    jobs.popleft()
+                    self._submit(steps, jobs)
+                if not flights:
+                    return
+                flight, delivery = flights.popleft()
+                batch = None if flight is None else self._stage.receive(flight)
+                yield Delivery(batch, delivery.failed, delivery.fallbacks)
+        finally:
+            self._abandon(jobs)
+
+    def _release(self) -> None:
+        if self._stage is not None:
+            self._stage.drain()
+        self._pool.close()
+
+    def _details(self) -> dict[str, Any]:
+        return {"pool": self._pool.name, "workers": self._pool.workers, "load_s": self._load_s}
+
+    def _make_pool(self) -> Pool:
+        spec, execution = self.spec, self.execution
+        options = execution.options or HostOptions()
+        loader = SampleLoader(self.source, spec.recipe, spec.seed, spec.orientation, self.decoder)
+        shape = (spec.batch_size, *spec.recipe.output_size, 3)
+        in_work = execution.prefetch + 1
+        # One buffer for each batch in work, in flight, with the caller, and one that the caller is about to drop.
+        buffers = BufferPool(pinned_or_plain(shape, pinned=execution.pin_memory), keep=in_work + _ON_DEVICE + 2)
+        processes = options.pool == "processes" or (options.pool == "auto" and bool(spec.recipe.callables))
+        if execution.workers == 0:
+            return CallerPool(loader, buffers)
+        if processes:
+            return ProcessPool(loader, buffers, execution.workers, shape, in_work)
+        return ThreadPool(loader, buffers, execution.workers)
+
+    def _submit(self, steps: Any, jobs: deque[_Job]) -> None:
+        ahead = self.execution.prefetch + 1 if self._pool.workers else 1
+        while len(jobs) < ahead and (step := next(steps, None)) is not None:
+            slot = self._pool.take_slot()
+            count = len(step.ids)
+            share = -(-count // max(1, self._pool.workers))
+            size = min(_CHUNK_SAMPLES, share)
+            jobs.append(
+                _Job(
+                    step,
+                    slot,
+                    [
+                        self._pool.submit(
+                            Chunk(step.epoch, step.positions[at : at + size], step.ids[at : at + size], at), slot
+                        )
+                        for at in range(0, count, size)
+                    ],
+                )
+            )
+
+    def _join(self, job: _Job) -> tuple[HostBatch | None, Delivery]:
+        """Wait for a step and put its chunks together, without the samples that failed."""
+        failed: list[tuple[int, Skipped]] = []
+        fallbacks: Counter[str] = Counter()
+        start = 0
+        for future in job.futures:
+            try:
+                result = future.result()
+            except BrokenProcessPool as exc:
+                raise worker_died(exc) from exc
+            failed.extend(
+                (start + index, Skipped(int(job.step.ids[start + index]), where, reason))
+                for index, where, reason in result.failed
+            )
+            fallbacks.update(result.fallbacks)
+            self._load_s += result.load_s
+            start += result.count
+        images = self._pool.finish_slot(job.slot, start)
+        ids, positions = job.step.ids, job.step.positions
+        if failed:
+            kept = np.setdiff1d(np.arange(start), [index for index, _ in failed])
+            images, ids, positions = images[kept], ids[kept], positions[kept]
+        delivery = Delivery(None, tuple(skipped for _, skipped in failed), fallbacks)
+        if not len(ids):
+            return None, delivery
+        labels = None if self.source.labels is None else take_rows(self.source.labels, positions)
+        return HostBatch(images, labels, ids, job.step.epoch), delivery
+
+    def _send(self, host: HostBatch | None, delivery: Delivery) -> tuple[InFlight | None, Delivery]:
+        assert self._stage is not None
+        return (None if host is None else self._stage.send(host)), delivery
+
+    def _abandon(self, jobs: deque[_Job]) -> None:
+        """Stop work on steps that nobody will ask for; their memory may be reused only when no worker writes to it."""
+        running = [future for job in jobs for future in job.futures if not future.cancel()]
+        wait(running)
+        for job in jobs:
+            self._pool.return_slot(job.slot)
+        jobs.clear()
+
+
+def take_rows(labels: NDArray[Any], positions: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the labels of some positions as fresh memory, (n,) or (n, k)."""
+    return np.ascontiguousarray(labels[positions])
