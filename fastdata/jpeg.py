@@ -1,0 +1,403 @@
+"""The structure of a JPEG file: its header, what fast decoders may take, and the table that makes it crop-ready.
+
+Nothing here decodes pixels. Every read is bounded by the buffer's length, whatever the file claims; a file that cannot
+be understood gets a reason, never an exception. Facts are those of ITU-T T.81 (JPEG), T.871 (JFIF) and TIFF 6.0 (Exif).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdata._native import Buffer, bytes_at, compiled, inlined, integer, locate
+
+MAX_PIXELS: Final = 178_956_970
+"""Pillow's limit of what it opens without an error; larger pictures are refused by every backend."""
+
+REFUSALS: Final = (
+    "",
+    "not a JPEG",
+    "damaged JPEG header",
+    "unusual JPEG header",
+    "samples that are not 8-bit",
+    "not 1 or 3 components",
+    "lossless, hierarchical or arithmetic coding",
+    "height defined after the scan",
+    "more pixels than the limit",
+    "RGB-coded JPEG",
+    "unusual chroma sampling",
+    "no end-of-image marker",
+)
+"""Why fast decoders must not take a file, by code; "" (code 0) where they may."""
+(
+    TAKEN,
+    NOT_A_JPEG,
+    DAMAGED,
+    UNUSUAL,
+    NOT_8_BIT,
+    COMPONENTS,
+    CODING,
+    NO_HEIGHT,
+    TOO_LARGE,
+    RGB_CODED,
+    SAMPLING,
+    NO_END,
+) = range(len(REFUSALS))
+
+TABLE_MARKER: Final = 0xE9
+"""APP9 holds the segment table: APP0-APP2 and APP11-APP14 have well-known owners."""
+TABLE_PREFIX_BYTES: Final = 12
+"""Of each APP9 payload: ``fastdata`` and a zero, the version, the part's number from 0, the number of parts."""
+TABLE_VERSION: Final = 1
+END_SEARCH_BYTES: Final = 65_536
+"""How far from the end of the file the end-of-image marker is looked for: junk and second pictures may follow it."""
+
+_NAMES: Final = (
+    "refusal width height components precision process sampling mcu_width mcu_height orientation adobe jfif "
+    "restart_interval sof_offset scan_offset scan_components end_offset table_offset table_end"
+).split()
+HEADER_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
+"""One header as int64 fields, in the order of `JpegHeader`, whose docstrings say what they hold."""
+(
+    _REFUSAL,
+    _WIDTH,
+    _HEIGHT,
+    _COMPONENTS,
+    _PRECISION,
+    _PROCESS,
+    _SAMPLING,
+    _MCU_WIDTH,
+    _MCU_HEIGHT,
+    _ORIENTATION,
+    _ADOBE,
+    _JFIF,
+    _RESTART_INTERVAL,
+    _SOF_OFFSET,
+    _SCAN_OFFSET,
+    _SCAN_COMPONENTS,
+    _END_OFFSET,
+    _TABLE_OFFSET,
+    _TABLE_END,
+) = range(len(_NAMES))
+
+
+def read_header(data: Buffer) -> JpegHeader:
+    """Read the header of one file. Never raises for what the bytes hold: see `JpegHeader.refusal`."""
+    row = np.empty(len(_NAMES), np.int64)
+    _read_header(np.frombuffer(data, np.uint8), row)
+    return JpegHeader(*row.tolist())
+
+
+def read_headers(buffers: Sequence[Buffer]) -> NDArray[np.void]:
+    """Read the headers of many files in one call that does not hold the GIL.
+
+    Returns:
+        (n,) structured array of `HEADER_DTYPE`; ``refusal`` tells the files that could not be understood.
+    """
+    return read_headers_at(*locate(buffers))
+
+
+def read_headers_at(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.void]:
+    """Like `read_headers`, on files that lie at addresses the caller keeps alive (see `fastdata._native.locate`)."""
+    rows = np.empty((len(addresses), len(_NAMES)), np.int64)
+    _read_headers(addresses, lengths, rows)
+    return rows.view(HEADER_DTYPE).reshape(len(addresses))
+
+
+def fast_decoder_refusal(header: JpegHeader) -> str | None:
+    """Return why fast decoders (libjpeg-turbo called directly, DALI, the GPU's engine) must not take a file, or None.
+
+    They take 8-bit JPEGs of 1 or 3 components in ordinary form; everything else goes to the PIL reference.
+    """
+    return REFUSALS[header.refusal] or None
+
+
+@dataclass(frozen=True, slots=True)
+class JpegHeader:
+    """What the markers before the first scan say. All fields but `refusal` are 0 where nothing was found."""
+
+    refusal: int
+    """Index into `REFUSALS`: 0 where fast decoders may take the file."""
+    width: int
+    """Pixels, as stored (before the orientation is applied)."""
+    height: int
+    """Pixels, as stored; 0 where the file defines it after the scan."""
+    components: int
+    """1 gray, 3 colour, 4 CMYK or YCCK; other numbers are legal."""
+    precision: int
+    """Bits a sample."""
+    process: int
+    """n of the SOFn marker: 0 baseline, 1 extended sequential, 2 progressive, 3 lossless, 9 and 10 arithmetic, ..."""
+    sampling: int
+    """One byte a component, first component lowest, as stored: horizontal factor << 4 | vertical factor."""
+    mcu_width: int
+    """Pixels; the smallest coded block of an interleaved scan."""
+    mcu_height: int
+    """Pixels."""
+    orientation: int
+    """Exif orientation, 1..8; 1 where none is given."""
+    adobe: int
+    """Colour transform of the Adobe segment: 0, 1 or 2; -1 without the segment."""
+    jfif: int
+    """1 where a JFIF segment is there."""
+    restart_interval: int
+    """MCUs between restart markers; 0 without."""
+    sof_offset: int
+    """Bytes from the start of the file to the 0xFF of the SOFn marker."""
+    scan_offset: int
+    """Bytes from the start of the file to the first entropy-coded byte."""
+    scan_components: int
+    """Components in the first scan; fewer than `components` where the file has several scans."""
+    end_offset: int
+    """Bytes from the start of the file to the 0xFF of the last end-of-image marker; -1: none, so the file is cut."""
+    table_offset: int
+    """Bytes from the start of the file to the first marker of the segment table; 0 where there is none."""
+    table_end: int
+    """Bytes from the start of the file to what follows the segment table."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether the markers could be followed up to the first scan."""
+        return self.refusal not in (NOT_A_JPEG, DAMAGED, UNUSUAL)
+
+    @property
+    def crop_ready(self) -> bool:
+        """Whether the file carries a segment table. The table itself is checked when it is used."""
+        return self.table_offset > 0
+
+
+@inlined
+def _u16(data: NDArray[np.uint8], at: int) -> int:
+    return (integer(data[at]) << 8) | integer(data[at + 1])
+
+
+@inlined
+def _tiff(data: NDArray[np.uint8], at: int, count: int, big: bool) -> int:
+    """Read a `count`-byte unsigned integer of a TIFF structure."""
+    value = 0
+    for i in range(count):
+        value |= integer(data[at + i]) << (8 * (count - 1 - i if big else i))
+    return value
+
+
+@inlined
+def _orientation(data: NDArray[np.uint8], start: int, end: int) -> int:
+    """Return the orientation that the TIFF structure in ``data[start:end]`` gives, 1 where it gives none."""
+    if end - start < 14:
+        return 1
+    big = data[start] == 0x4D and data[start + 1] == 0x4D
+    little = data[start] == 0x49 and data[start + 1] == 0x49
+    if not (big or little) or _tiff(data, start + 2, 2, big) != 42:
+        return 1
+    directory = start + _tiff(data, start + 4, 4, big)
+    if directory + 2 > end:
+        return 1
+    found = 1
+    for entry in range(_tiff(data, directory, 2, big)):
+        at = directory + 2 + 12 * entry
+        if at + 12 > end:
+            break
+        kind = _tiff(data, at + 2, 2, big)
+        if _tiff(data, at, 2, big) != 0x0112 or _tiff(data, at + 4, 4, big) != 1:
+            continue
+        if (
+            kind == 1 or kind == 3 or kind == 4
+        ):  # BYTE, SHORT, LONG; a repeated tag counts at its last place, as in Pillow
+            found = _tiff(data, at + 8, 1 if kind == 1 else (2 if kind == 3 else 4), big)
+    return found if 1 <= found <= 8 else 1
+
+
+@inlined
+def _frame(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+    """Read a SOFn segment whose marker is at `at`; return whether it is well-formed."""
+    if length < 8:
+        return False
+    count = integer(data[at + 9])
+    if length != 8 + 3 * count or count == 0:
+        return False
+    row[_SOF_OFFSET] = at
+    row[_PROCESS] = data[at + 1] - 0xC0
+    row[_PRECISION] = data[at + 4]
+    row[_HEIGHT] = _u16(data, at + 5)
+    row[_WIDTH] = _u16(data, at + 7)
+    row[_COMPONENTS] = count
+    widest, tallest = 1, 1
+    for i in range(count):
+        factors = integer(data[at + 11 + 3 * i])
+        across, down = factors >> 4, factors & 15
+        if across < 1 or across > 4 or down < 1 or down > 4:
+            return False
+        widest, tallest = max(widest, across), max(tallest, down)
+        if i < 4:
+            row[_SAMPLING] |= factors << (8 * i)
+    # A scan of one component is not interleaved: its MCU is one block, whatever the factors say (T.81, A.2.2).
+    row[_MCU_WIDTH] = 8 * (1 if count == 1 else widest)
+    row[_MCU_HEIGHT] = 8 * (1 if count == 1 else tallest)
+    return bool(row[_WIDTH] > 0)
+
+
+@inlined
+def _has(data: NDArray[np.uint8], at: int, end: int, text: bytes) -> bool:
+    if at + len(text) > end:
+        return False
+    for i in range(len(text)):
+        if data[at + i] != text[i]:
+            return False
+    return True
+
+
+@inlined
+def _application(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64], exif_seen: bool) -> bool:
+    """Read an APPn segment whose marker is at `at`; return whether an Exif segment has been seen by now."""
+    marker, start, end = data[at + 1], at + 4, at + 2 + length
+    if marker == 0xE0 and _has(data, start, end, b"JFIF\x00"):
+        row[_JFIF] = 1
+    elif marker == 0xE1 and not exif_seen and _has(data, start, end, b"Exif\x00\x00"):
+        row[_ORIENTATION] = _orientation(data, start + 6, end)
+        return True
+    elif marker == 0xEE and _has(data, start, end, b"Adobe") and end - start >= 12:
+        row[_ADOBE] = data[start + 11]
+    elif marker == TABLE_MARKER and _has(data, start, end, b"fastdata\x00") and end - start >= TABLE_PREFIX_BYTES:
+        _note_table_part(at, end, row)
+    return exif_seen
+
+
+@inlined
+def _note_table_part(at: int, end: int, row: NDArray[np.int64]) -> None:
+    """Extend the segment table by the part at `at`; a table in two places is none (-1)."""
+    if row[_TABLE_OFFSET] == 0:
+        row[_TABLE_OFFSET] = at
+    elif row[_TABLE_END] != at:
+        row[_TABLE_OFFSET] = -1
+    row[_TABLE_END] = end
+
+
+@inlined
+def _scan(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+    """Read the SOS segment whose marker is at `at`; return whether it is well-formed and has its frame."""
+    if row[_SOF_OFFSET] == 0 or length < 8 or length != 6 + 2 * integer(data[at + 4]):
+        return False
+    row[_SCAN_COMPONENTS] = data[at + 4]
+    row[_SCAN_OFFSET] = at + 2 + length
+    return True
+
+
+@inlined
+def _segment(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+    """Read the segment at `at`, other than APPn; return whether it is well-formed."""
+    marker = data[at + 1]
+    if marker == 0xDA:
+        return _scan(data, at, length, row)
+    if marker == 0xDD:
+        row[_RESTART_INTERVAL] = _u16(data, at + 4) if length == 4 else 0
+        return length == 4
+    if 0xC0 <= marker <= 0xCF and marker != 0xC4 and marker != 0xC8 and marker != 0xCC:
+        return bool(row[_SOF_OFFSET] == 0) and _frame(data, at, length, row)
+    return True
+
+
+@inlined
+def _has_length(marker: int) -> bool:
+    """Whether a segment may open with `marker`: no restart, start, end or hierarchical marker, no reserved one."""
+    return marker >= 0xC0 and not (0xD0 <= marker <= 0xD9 or marker == 0xDE or marker == 0xDF)
+
+
+@inlined
+def _markers(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
+    """Follow the markers up to the first scan, filling `row`; return TAKEN, NOT_A_JPEG, DAMAGED or UNUSUAL."""
+    size = integer(data.size)
+    if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
+        return NOT_A_JPEG
+    at, exif_seen = 2, False
+    while row[_SCAN_OFFSET] == 0:
+        if at + 4 > size:
+            return DAMAGED
+        if data[at] == 0xFF and data[at + 1] == 0xFF:  # fill byte (T.81, B.1.1.2)
+            at += 1
+            continue
+        if data[at] != 0xFF or not _has_length(data[at + 1]):
+            return UNUSUAL  # such as junk between segments, which some decoders skip
+        length = _u16(data, at + 2)
+        if length < 2 or at + 2 + length > size:
+            return DAMAGED
+        if 0xE0 <= data[at + 1] <= 0xEF:
+            exif_seen = _application(data, at, length, row, exif_seen)
+        elif not _segment(data, at, length, row):
+            return DAMAGED
+        at += 2 + length
+    return TAKEN
+
+
+@inlined
+def _end_offset(data: NDArray[np.uint8], start: int) -> int:
+    """Return where the last end-of-image marker lies, or -1 where none does near the end."""
+    last = integer(data.size) - 2
+    for at in range(last, max(start, last - END_SEARCH_BYTES) - 1, -1):
+        if data[at] == 0xFF and data[at + 1] == 0xD9:
+            return at
+    return -1
+
+
+@inlined
+def _is_rgb(data: NDArray[np.uint8], row: NDArray[np.int64]) -> bool:
+    """Whether three components hold RGB, by the rule that libjpeg follows."""
+    if row[_JFIF]:
+        return False
+    if row[_ADOBE] >= 0:
+        return bool(row[_ADOBE] == 0)
+    first = row[_SOF_OFFSET] + 10
+    return bool(data[first] == 0x52 and data[first + 3] == 0x47 and data[first + 6] == 0x42)
+
+
+@inlined
+def _sampling_is_usual(components: int, sampling: int) -> bool:
+    """Whether the factors are those of gray, 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 or 4:4:1 in their plain form."""
+    if components == 1:
+        return True
+    luma, rest = sampling & 0xFF, sampling >> 8
+    return rest == 0x1111 and luma in (0x11, 0x21, 0x22, 0x12, 0x41, 0x14)
+
+
+@inlined
+def _refusal(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
+    """Return the first reason why fast decoders must not take the file whose markers were followed into `row`."""
+    lossless_or_arithmetic = row[_PROCESS] > 2
+    if row[_PRECISION] != 8:
+        return NOT_8_BIT
+    if row[_COMPONENTS] != 1 and row[_COMPONENTS] != 3:
+        return COMPONENTS
+    if lossless_or_arithmetic:
+        return CODING
+    if row[_HEIGHT] == 0:
+        return NO_HEIGHT
+    if row[_WIDTH] * row[_HEIGHT] > MAX_PIXELS:
+        return TOO_LARGE
+    if row[_COMPONENTS] == 3 and _is_rgb(data, row):
+        return RGB_CODED
+    if not _sampling_is_usual(row[_COMPONENTS], row[_SAMPLING]):
+        return SAMPLING
+    if row[_END_OFFSET] < 0:
+        return NO_END
+    return TAKEN
+
+
+@compiled
+def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
+    row[:] = 0
+    row[_ORIENTATION], row[_ADOBE], row[_END_OFFSET] = 1, -1, -1
+    row[_REFUSAL] = _markers(data, row)
+    if row[_REFUSAL] != TAKEN:
+        return
+    row[_TABLE_OFFSET] = max(row[_TABLE_OFFSET], 0)
+    row[_END_OFFSET] = _end_offset(data, row[_SCAN_OFFSET])
+    row[_REFUSAL] = _refusal(data, row)
+
+
+@compiled
+def _read_headers(addresses: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    for i in range(len(addresses)):
+        _read_header(bytes_at(addresses[i], lengths[i]), rows[i])
