@@ -1,9 +1,9 @@
 """Owns the one resize of the package: antialiased bilinear, bit for bit what Pillow's ``Image.resize(size, BILINEAR)`` gives.
 
-Pillow filters along the rows first, rounds to 8 bits, then filters along the columns, both with 22-bit integer weights
-(``src/libImaging/Resample.c``). So does this module, but on blocks of 16 rows: a block is transposed, after which each
-output column is a weighted sum of contiguous vectors, and transposed back. The mirror costs nothing: the first pass
-writes its columns from the other end.
+Pillow filters along the rows, rounds to 8 bits, then filters along the columns (in some cases the other way round), both
+with 22-bit integer weights (``src/libImaging/Resample.c``). So does this module, in vectors: down a column the sum is
+over contiguous memory as it is; along a row, blocks of 16 rows are transposed, summed likewise, and transposed back.
+The mirror costs nothing: the pass along the rows writes its pixels from the other end.
 """
 
 from __future__ import annotations
@@ -123,9 +123,20 @@ def resample_into(
         (top - rows.low, bottom - rows.low, rows.high - rows.low, rows.full, rows.first, rows.size),
         (left - columns.low, right - columns.low, columns.high - columns.low, columns.full, columns.first, columns.size),
         flip,
+        _columns_first(rows, columns),
         out.ctypes.data,
-        _scratch(bottom - top, right - left, rows, columns),
+        _scratch(bottom - top, right - left, rows.size, columns.size),
     )
+
+
+def _columns_first(rows: Axis, columns: Axis) -> bool:
+    """Return whether Pillow filters along the columns first: where the height shrinks far more than the width.
+
+    The order shows, by one grey level here and there, since the first pass rounds. Pillow before 13 always filters
+    along the rows first (python-pillow/Pillow#9549); the rule of 13 holds here whatever version is installed.
+    """
+    fewer_rows = rows.high - rows.low - rows.full
+    return fewer_rows > 0 and fewer_rows > 2 * (columns.high - columns.low - columns.full)
 
 
 def _rgb_extent(name: str, array: NDArray[np.uint8]) -> tuple[int, int]:
@@ -144,19 +155,14 @@ class _Scratch(threading.local):
 _scratch_of_thread = _Scratch()
 
 
-def _scratch(height: int, width: int, rows: Axis, columns: Axis) -> NDArray[np.uint8]:
-    """Return work memory for `_resample`: a transposed block, its result, and the rows between the two passes."""
-    row_taps = _most_taps(rows)
-    stride = _padded(columns.size) * 3
-    need = (width + _most_taps(columns)) * _PIXEL_BYTES + stride * _LANES + (_padded(height) + row_taps + 1) * stride
+def _scratch(height: int, width: int, out_height: int, out_width: int) -> NDArray[np.uint8]:
+    """Return work memory for `_resample`: rows moved apart, a block and its result, the result, what lies between."""
+    width, rows, out_rows, stride = max(width, _LANES), _padded(height), _padded(out_height), _padded(out_width) * 3
+    need = height * _PIXEL_BYTES + width * _PIXEL_BYTES + stride * _LANES + out_rows * stride
+    need += max(rows * stride, out_height * width * 3)
     if _scratch_of_thread.memory.size < need:
         _scratch_of_thread.memory = np.empty(need + need // 4, np.uint8)
     return _scratch_of_thread.memory
-
-
-def _most_taps(axis: Axis) -> int:
-    """Return an upper bound of the pixels that one output pixel reads; Pillow's ksize."""
-    return 2 * (-(-max(axis.high - axis.low, axis.full) // axis.full)) + 1
 
 
 def _padded(pixels: int) -> int:
@@ -268,10 +274,10 @@ def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
 def _axis_weights(axis: Any) -> Any:
     """Return Pillow's filter of an axis: each output pixel's first source pixel, and its (size, taps) int32 weights.
 
-    All rows of the table are as long as the longest and end in zeros: a loop of one length is predicted, and what a
-    zero is multiplied with does not matter. Source pixels count from the first that is read.
+    All rows of the table are as long as the longest, padded with zeros: a loop of one length is predicted. Source
+    pixels count from the first that is read, and ``begins + taps`` never passes the last.
     """
-    read_first, _, length, full, first, size = axis
+    read_first, read_end, length, full, first, size = axis
     scale = length / full
     support = max(scale, 1.0)
     begins = np.empty(size, np.int64)
@@ -279,9 +285,8 @@ def _axis_weights(axis: Any) -> Any:
     taps = 1
     for i in range(size):
         centre = (first + i + 0.5) * scale
-        begin = max(int(centre - support + 0.5), 0)
-        begins[i] = begin
-        counts[i] = min(int(centre + support + 0.5), length) - begin
+        begins[i] = max(int(centre - support + 0.5), 0)
+        counts[i] = min(int(centre + support + 0.5), length) - begins[i]
         taps = max(taps, counts[i])
     weights = np.zeros((size, taps), np.int32)
     shares = np.empty(taps, np.float64)
@@ -290,18 +295,61 @@ def _axis_weights(axis: Any) -> Any:
         centre = (first + i + 0.5) * scale
         total = 0.0
         for t in range(counts[i]):
-            share = max(1.0 - abs((t + begins[i] - centre + 0.5) * inverse), 0.0)
-            shares[t] = share
-            total += share
+            shares[t] = max(1.0 - abs((t + begins[i] - centre + 0.5) * inverse), 0.0)
+            total += shares[t]
+        shift = max(begins[i] + taps - read_end, 0)
         for t in range(counts[i]):
-            weights[i, t] = int(0.5 + shares[t] / total * (1 << _WEIGHT_BITS))
-        begins[i] -= read_first
+            weights[i, shift + t] = int(0.5 + shares[t] / total * (1 << _WEIGHT_BITS))
+        begins[i] -= shift + read_first
     return begins, weights
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _filter_rows(
+    source: Any, source_stride: Any, height: Any, width: Any, begins: Any, weights: Any, flip: Any, to: Any,
+    to_stride: Any, block: Any,
+) -> None:  # fmt: skip
+    """Filter along each row, 16 rows at a time. Writes `height` and `len(begins)` rounded up to 16; `width` >= 16."""
+    size, taps = weights.shape
+    block_result = block + width * _PIXEL_BYTES
+    source_offsets = np.empty(_LANES, np.int64)
+    result_offsets = np.arange(_LANES) * _LANES
+    last = width * 3 - _LANES
+    for row in range(0, height, _LANES):
+        for lane in range(_LANES):
+            source_offsets[lane] = min(row + lane, height - 1) * source_stride
+        for begin in range(0, last + _LANES, _LANES):
+            byte = min(begin, last)
+            _transpose(block + byte * _LANES, _LANES, source + byte, source_offsets.ctypes.data)
+        for x in range(size):
+            place = size - 1 - x if flip else x
+            _weighted_sum(
+                block_result + place * _PIXEL_BYTES, block + begins[x] * _PIXEL_BYTES, _PIXEL_BYTES,
+                weights.ctypes.data + x * taps * 4, taps,
+            )  # fmt: skip
+        for byte in range(0, size * 3, _LANES):
+            _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, result_offsets.ctypes.data)
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def _filter_columns(
+    source: Any, source_stride: Any, row_bytes: Any, begins: Any, weights: Any, to: Any, to_stride: Any
+) -> None:  # fmt: skip
+    """Filter along each column; `row_bytes` >= 48."""
+    size, taps = weights.shape
+    last = row_bytes - _PIXEL_BYTES
+    for y in range(size):
+        for begin in range(0, last + _PIXEL_BYTES, _PIXEL_BYTES):
+            byte = min(begin, last)
+            _weighted_sum(
+                to + y * to_stride + byte, source + begins[y] * source_stride + byte, source_stride,
+                weights.ctypes.data + y * taps * 4, taps,
+            )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _resample(
-    image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, out: Any, scratch: Any
+    image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, columns_first: Any, out: Any, scratch: Any
 ) -> None:  # fmt: skip
     """Run both passes. `image` is the address of the first pixel that is read, `out` that of the slot.
 
@@ -309,50 +357,34 @@ def _resample(
     """
     height, width = rows[1] - rows[0], columns[1] - columns[0]
     out_height, out_width = rows[5], columns[5]
-    column_begins, column_weights = _axis_weights(columns)
     row_begins, row_weights = _axis_weights(rows)
-    column_taps, row_taps = column_weights.shape[1], row_weights.shape[1]
-    row_bytes = width * 3
-    stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
+    column_begins, column_weights = _axis_weights(columns)
+    result_stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
+    free = scratch.ctypes.data
 
-    block = scratch.ctypes.data
-    block_result = block + (width + column_taps) * _PIXEL_BYTES
-    between = block_result + stride * _LANES
-    row_offsets = np.empty(_LANES, np.int64)
-    lane_offsets = np.arange(_LANES) * _LANES
+    if width < _LANES:  # no vector fits into a row: move the rows apart; what lies between has no weight
+        for row in range(height):
+            _copy(free + row * _PIXEL_BYTES, image + row * image_stride, width * 3)
+        image, image_stride, width = free, _PIXEL_BYTES, _LANES
+        free += height * _PIXEL_BYTES
+    block = free
+    free += width * _PIXEL_BYTES + result_stride * _LANES
+    exact = out_width % _LANES == 0 and out_height % _LANES == 0
+    result = out
+    if not exact:
+        result = free
+        free += (out_height + _LANES - 1) // _LANES * _LANES * result_stride
 
-    for row in range(0, height, _LANES):
-        for lane in range(_LANES):
-            row_offsets[lane] = min(row + lane, height - 1) * image_stride
-        if row_bytes >= _LANES:
-            for byte in range(0, row_bytes - _LANES, _LANES):
-                _transpose(block + byte * _LANES, _LANES, image + byte, row_offsets.ctypes.data)
-            byte = row_bytes - _LANES
-            _transpose(block + byte * _LANES, _LANES, image + byte, row_offsets.ctypes.data)
-        else:
-            for lane in range(_LANES):
-                for byte in range(row_bytes):
-                    _copy(block + byte * _LANES + lane, image + row_offsets[lane] + byte, 1)
-        for x in range(out_width):
-            place = out_width - 1 - x if flip else x
-            _weighted_sum(
-                block_result + place * _PIXEL_BYTES, block + column_begins[x] * _PIXEL_BYTES, _PIXEL_BYTES,
-                column_weights.ctypes.data + x * column_taps * 4, column_taps,
-            )  # fmt: skip
-        for byte in range(0, stride, _LANES):
-            _transpose(
-                between + row * stride + byte, stride, block_result + byte * _LANES, lane_offsets.ctypes.data
-            )
-
-    line = between + ((height + _LANES - 1) // _LANES * _LANES + row_taps) * stride
-    exact = stride == out_width * 3
-    for y in range(out_height):
-        target = out + y * out_width * 3
-        written = target if exact else line
-        for byte in range(0, stride, _PIXEL_BYTES):
-            _weighted_sum(
-                written + byte, between + row_begins[y] * stride + byte, stride,
-                row_weights.ctypes.data + y * row_taps * 4, row_taps,
-            )  # fmt: skip
-        if not exact:
-            _copy(target, line, out_width * 3)
+    if columns_first:
+        _filter_columns(image, image_stride, width * 3, row_begins, row_weights, free, width * 3)
+        _filter_rows(
+            free, width * 3, out_height, width, column_begins, column_weights, flip, result, result_stride, block
+        )
+    else:
+        _filter_rows(
+            image, image_stride, height, width, column_begins, column_weights, flip, free, result_stride, block
+        )
+        _filter_columns(free, result_stride, result_stride, row_begins, row_weights, result, result_stride)
+    if not exact:
+        for y in range(out_height):
+            _copy(out + y * out_width * 3, result + y * result_stride, out_width * 3)
