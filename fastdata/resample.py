@@ -172,7 +172,7 @@ def _padded(pixels: int) -> int:
 @intrinsic  # type: ignore[untyped-decorator]
 def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offsets: Any) -> Any:
     """Transpose 16 x 16 bytes: row i is read at ``source + offsets[i]``, column i written at ``to + i * to_stride``."""
-    signature = types.void(types.uintp, types.intp, types.uintp, types.uintp)
+    signature = types.void(types.intp, types.intp, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, to_stride, source, offsets = arguments
@@ -205,7 +205,7 @@ def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offset
 @intrinsic  # type: ignore[untyped-decorator]
 def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights: Any, taps: Any) -> Any:
     """Write 48 bytes at `to`: the sum over t < taps of weights[t] (int32) * the 48 bytes at ``source + t * step``."""
-    signature = types.void(types.uintp, types.uintp, types.intp, types.uintp, types.intp)
+    signature = types.void(types.intp, types.intp, types.intp, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, source, step, weights, taps = arguments
@@ -257,7 +257,7 @@ def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights:
 @intrinsic  # type: ignore[untyped-decorator]
 def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
     """Copy `count` bytes."""
-    signature = types.void(types.uintp, types.uintp, types.intp)
+    signature = types.void(types.intp, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, source, count = arguments
@@ -268,6 +268,12 @@ def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+def _address(array: Any) -> Any:
+    """Return where an array lies, signed: numba adds uint64 and int64 as floats."""
+    return np.intp(array.ctypes.data)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -312,6 +318,7 @@ def _filter_rows(
     """Filter along each row, 16 rows at a time. Writes `height` and `len(begins)` rounded up to 16; `width` >= 16."""
     size, taps = weights.shape
     block_result = block + width * _PIXEL_BYTES
+    weights_at = _address(weights)
     source_offsets = np.empty(_LANES, np.int64)
     result_offsets = np.arange(_LANES) * _LANES
     last = width * 3 - _LANES
@@ -320,15 +327,15 @@ def _filter_rows(
             source_offsets[lane] = min(row + lane, height - 1) * source_stride
         for begin in range(0, last + _LANES, _LANES):
             byte = min(begin, last)
-            _transpose(block + byte * _LANES, _LANES, source + byte, source_offsets.ctypes.data)
+            _transpose(block + byte * _LANES, _LANES, source + byte, _address(source_offsets))
         for x in range(size):
             place = size - 1 - x if flip else x
             _weighted_sum(
                 block_result + place * _PIXEL_BYTES, block + begins[x] * _PIXEL_BYTES, _PIXEL_BYTES,
-                weights.ctypes.data + x * taps * 4, taps,
+                weights_at + x * taps * 4, taps,
             )  # fmt: skip
         for byte in range(0, size * 3, _LANES):
-            _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, result_offsets.ctypes.data)
+            _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, _address(result_offsets))
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -337,13 +344,14 @@ def _filter_columns(
 ) -> None:  # fmt: skip
     """Filter along each column; `row_bytes` >= 48."""
     size, taps = weights.shape
+    weights_at = _address(weights)
     last = row_bytes - _PIXEL_BYTES
     for y in range(size):
         for begin in range(0, last + _PIXEL_BYTES, _PIXEL_BYTES):
             byte = min(begin, last)
             _weighted_sum(
                 to + y * to_stride + byte, source + begins[y] * source_stride + byte, source_stride,
-                weights.ctypes.data + y * taps * 4, taps,
+                weights_at + y * taps * 4, taps,
             )  # fmt: skip
 
 
@@ -360,7 +368,7 @@ def _resample(
     row_begins, row_weights = _axis_weights(rows)
     column_begins, column_weights = _axis_weights(columns)
     result_stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
-    free = scratch.ctypes.data
+    free = _address(scratch)
 
     if width < _LANES:  # no vector fits into a row: move the rows apart; what lies between has no weight
         for row in range(height):
