@@ -1,8 +1,8 @@
-"""Owns the one resize of the package: antialiased bilinear, bit for bit what Pillow's ``Image.resize(size, BILINEAR)`` gives.
+"""Owns the one resize of the package: antialiased bilinear, bit for bit as Pillow's ``Image.resize(size, BILINEAR)``.
 
-Pillow filters along the rows, rounds to 8 bits, then filters along the columns (in some cases the other way round), both
-with 22-bit integer weights (``src/libImaging/Resample.c``). So does this module, in vectors: down a column the sum is
-over contiguous memory as it is; along a row, blocks of 16 rows are transposed, summed likewise, and transposed back.
+Pillow filters along the rows, rounds to 8 bits, then filters along the columns (in some cases the other way round),
+both with 22-bit integer weights (``src/libImaging/Resample.c``). So does this module, in vectors: down the columns a sum
+takes contiguous memory as it is; along the rows, blocks of 16 rows are transposed, summed likewise, and transposed back.
 The mirror costs nothing: the pass along the rows writes its pixels from the other end.
 """
 
@@ -19,6 +19,9 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from fastdata.errors import UsageError
+
+# ruff: noqa: ARG001  (numba fixes the parameters of an intrinsic and of its generator)
+_intrinsic: Any = intrinsic  # numba's annotation takes the typing context for a parameter of the call
 
 _WEIGHT_BITS = 32 - 8 - 2
 """Pillow's PRECISION_BITS: an 8-bit pixel times a weight, plus two bits of room in 32."""
@@ -121,7 +124,14 @@ def resample_into(
         image.ctypes.data + (top - origin[0]) * stride + (left - origin[1]) * 3,
         stride,
         (top - rows.low, bottom - rows.low, rows.high - rows.low, rows.full, rows.first, rows.size),
-        (left - columns.low, right - columns.low, columns.high - columns.low, columns.full, columns.first, columns.size),
+        (
+            left - columns.low,
+            right - columns.low,
+            columns.high - columns.low,
+            columns.full,
+            columns.first,
+            columns.size,
+        ),
         flip,
         _columns_first(rows, columns),
         out.ctypes.data,
@@ -141,7 +151,9 @@ def _columns_first(rows: Axis, columns: Axis) -> bool:
 
 def _rgb_extent(name: str, array: NDArray[np.uint8]) -> tuple[int, int]:
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or array.strides[1:] != (3, 1):
-        raise UsageError(name, f"{array.dtype} {array.shape}, strides {array.strides}", "uint8 (h, w, 3), RGB side by side")
+        raise UsageError(
+            name, f"{array.dtype} {array.shape}, strides {array.strides}", "uint8 (h, w, 3), RGB side by side"
+        )
     return array.shape[0], array.shape[1]
 
 
@@ -169,7 +181,7 @@ def _padded(pixels: int) -> int:
     return (pixels + _LANES - 1) // _LANES * _LANES
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic  # type: ignore[untyped-decorator]
 def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offsets: Any) -> Any:
     """Transpose 16 x 16 bytes: row i is read at ``source + offsets[i]``, column i written at ``to + i * to_stride``."""
     signature = types.void(types.intp, types.intp, types.intp, types.intp)
@@ -191,9 +203,7 @@ def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offset
             for begin in (0, half)
         ]
         for _ in range(4):
-            parts = [
-                builder.shuffle_vector(parts[i], parts[i + half], mask) for i in range(half) for mask in masks
-            ]
+            parts = [builder.shuffle_vector(parts[i], parts[i + half], mask) for i in range(half) for mask in masks]
         for lane, part in enumerate(parts):
             address = builder.add(to, builder.mul(to_stride, ir.Constant(word, lane)))
             builder.store(part, builder.inttoptr(address, vector.as_pointer()), align=1)
@@ -202,7 +212,7 @@ def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offset
     return signature, generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic  # type: ignore[untyped-decorator]
 def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights: Any, taps: Any) -> Any:
     """Write 48 bytes at `to`: the sum over t < taps of weights[t] (int32) * the 48 bytes at ``source + t * step``."""
     signature = types.void(types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -254,7 +264,7 @@ def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights:
     return signature, generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic  # type: ignore[untyped-decorator]
 def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
     """Copy `count` bytes."""
     signature = types.void(types.intp, types.intp, types.intp)
@@ -270,13 +280,13 @@ def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
     return signature, generate
 
 
-@njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True, inline="always")
 def _address(array: Any) -> Any:
     """Return where an array lies, signed: numba adds uint64 and int64 as floats."""
     return np.intp(array.ctypes.data)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def _axis_weights(axis: Any) -> Any:
     """Return Pillow's filter of an axis: each output pixel's first source pixel, and its (size, taps) int32 weights.
 
@@ -310,7 +320,7 @@ def _axis_weights(axis: Any) -> Any:
     return begins, weights
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def _filter_rows(
     source: Any, source_stride: Any, height: Any, width: Any, begins: Any, weights: Any, flip: Any, to: Any,
     to_stride: Any, block: Any,
@@ -338,7 +348,7 @@ def _filter_rows(
             _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, _address(result_offsets))
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def _filter_columns(
     source: Any, source_stride: Any, row_bytes: Any, begins: Any, weights: Any, to: Any, to_stride: Any
 ) -> None:  # fmt: skip
@@ -355,7 +365,7 @@ def _filter_columns(
             )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def _resample(
     image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, columns_first: Any, out: Any, scratch: Any
 ) -> None:  # fmt: skip
