@@ -6,12 +6,12 @@ backend has two methods, `_batches` and `_release`, and decides nothing about wh
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -266,11 +266,10 @@ class Pipeline(ABC):
         """Close the pipeline."""
         self.close()
 
-    def __del__(self) -> None:
-        """Close a pipeline that the user forgot."""
-        if hasattr(self, "_iteration"):
-            with contextlib.suppress(Exception):  # at interpreter exit modules may be gone already
-                self.close()
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Close a pipeline that the user forgot; at interpreter exit modules may be gone, and the system cleans up."""
+        if hasattr(self, "_iteration") and not _is_finalizing():
+            self.close()
 
     def _end_iteration(self) -> None:
         if self._iteration is not None:

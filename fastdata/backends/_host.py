@@ -17,6 +17,7 @@ from fastdata.backends._device import DeviceStage, HostBatch, InFlight
 from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool, worker_died
 from fastdata.backends._samples import ChunkResult, SampleLoader
 from fastdata.batch import Skipped
+from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, Pipeline, StepPlan
 from fastdata.sources import IndexedSource
 from fastdata.spec import Execution, HostOptions, PipelineSpec
@@ -91,6 +92,12 @@ class HostPipeline(Pipeline):
         # One buffer for each batch in work, in flight, with the caller, and one that the caller is about to drop.
         buffers = BufferPool(pinned_or_plain(shape, pinned=execution.pin_memory), keep=in_work + _ON_DEVICE + 2)
         processes = options.pool == "processes" or (options.pool == "auto" and bool(spec.recipe.callables))
+        if options.pool == "threads" and spec.recipe.callables:
+            raise UsageError(
+                "HostOptions.pool",
+                "threads with a Python callable in transform",
+                '"auto" or "processes": threads share the random state that a callable draws from',
+            )
         if execution.workers == 0:
             return CallerPool(loader, buffers)
         if processes:
