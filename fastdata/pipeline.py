@@ -125,13 +125,14 @@ class Pipeline(ABC):
         self.source = source
         self.spec = spec
         self.execution = execution
-        self._closed = False
+        self._closed = True  # until it is known that there is something to close
         self._iteration: _Iteration | None = None
         self._next_epoch = 0
         self._resume_at = 0
         self._last_report = Report()
         self._refuse_what_cannot_be_honoured()
         self._plan(0, 0)
+        self._closed = False
 
     @abstractmethod
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
@@ -227,7 +228,10 @@ class Pipeline(ABC):
         for key in ("size", "fingerprint", "seed", "shuffle"):
             if state[key] != here[key]:
                 raise StateError(
-                    f"state[{key!r}]", f"{state[key]!r}", f"{here[key]!r}", "Resume with the same samples, seed and order."
+                    f"state[{key!r}]",
+                    f"{state[key]!r}",
+                    f"{here[key]!r}",
+                    "Resume with the same samples, seed and order.",
                 )
         epoch, samples = int(state["epoch"]), int(state["samples"])
         if not 0 <= samples < here["size"] or epoch < 0:

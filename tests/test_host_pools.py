@@ -131,7 +131,7 @@ def test_corrupt_files_are_named_across_processes(tmp_path: Path) -> None:
     """B24: the final message in the main process names the file."""
     folder = write_numbered_folder(tmp_path / "bad", 4)
     bad = corrupt(folder / "bee" / "0003.jpg")
-    with pytest.raises(SampleError, match="bee/0003.jpg") as caught:
+    with pytest.raises(SampleError, match=r"bee/0003\.jpg") as caught:
         _run(_open(folder, options=fastdata.HostOptions(pool="processes")))
     assert str(bad) in str(caught.value)
 

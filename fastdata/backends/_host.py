@@ -49,8 +49,8 @@ class HostPipeline(Pipeline):
     def __init__(self, source: IndexedSource, spec: PipelineSpec, execution: Execution) -> None:
         """Check, and prepare workers and memory; see `Pipeline`."""
         super().__init__(source, spec, execution)
-        self._pool = self._make_pool()
         self._stage: DeviceStage | None = None
+        self._pool = self._make_pool()
         self._load_s = 0.0
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
@@ -78,7 +78,8 @@ class HostPipeline(Pipeline):
     def _release(self) -> None:
         if self._stage is not None:
             self._stage.drain()
-        self._pool.close()
+        if hasattr(self, "_pool"):  # not where making it was refused
+            self._pool.close()
 
     def _details(self) -> dict[str, Any]:
         return {"pool": self._pool.name, "workers": self._pool.workers, "load_s": self._load_s}

@@ -177,7 +177,9 @@ class SampleLoader:
                             f"transform {function!r} on {where}", f"{type(exc).__name__}: {exc}", "a picture"
                         ) from exc
             if not isinstance(picture, torch.Tensor) or picture.shape != before or picture.dtype != torch.uint8:
-                found = f"{tuple(picture.shape)} {picture.dtype}" if isinstance(picture, torch.Tensor) else repr(picture)
+                found = (
+                    f"{tuple(picture.shape)} {picture.dtype}" if isinstance(picture, torch.Tensor) else repr(picture)
+                )
                 raise WorkerError(f"transform {function!r}", found, f"a uint8 tensor of shape {tuple(before)}")
             out[index] = picture.permute(1, 2, 0).numpy()
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fastdata.errors import SourceError, UsageError
 from fastdata.order import ShardLayout
 from fastdata.sources.labels import labels_from_callable, labels_from_csv, text_paths
-from fastdata.sources.paths import printable, to_text
+from fastdata.sources.paths import printable
 from fastdata.sources.scan import FolderScan, scan_folder
 from fastdata.spec import Labels
 
@@ -96,7 +96,9 @@ def _nothing_found(root: Path, scan: FolderScan, class_folders: bool) -> SourceE
         )
     if class_folders and scan.classes:
         _check_classes(root, scan)
-    return SourceError(str(root), f"no pictures ({'it is empty' if not ignored else 'ignored: ' + ignored})", "pictures")
+    return SourceError(
+        str(root), f"no pictures ({'it is empty' if not ignored else 'ignored: ' + ignored})", "pictures"
+    )
 
 
 class FolderSource:
@@ -195,4 +197,3 @@ def _read_on(handle: int, data: bytes, size: int) -> bytes:
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
-
