@@ -1,9 +1,9 @@
 """Owns the one resize of the package: antialiased bilinear, bit for bit as Pillow's ``Image.resize(size, BILINEAR)``.
 
 Pillow filters along the rows, rounds to 8 bits, then filters along the columns (in some cases the other way round),
-both with 22-bit integer weights (``src/libImaging/Resample.c``). So does this module, in vectors: down the columns a sum
-takes contiguous memory as it is; along the rows, blocks of 16 rows are transposed, summed likewise, and transposed back.
-The mirror costs nothing: the pass along the rows writes its pixels from the other end.
+both with 22-bit integer weights (``src/libImaging/Resample.c``). So does this module, in vectors: down the columns a
+sum takes contiguous memory as it is; along the rows, blocks of 16 rows are transposed, summed likewise, and transposed
+back. The mirror costs nothing: the pass along the rows writes its pixels from the other end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
