@@ -124,8 +124,7 @@ def open_task_pipeline(task: Task) -> Loader:
     source, execution = pipeline.source, pipeline.execution
     return Loader(
         pipeline,
-        # A host pool may hold one half-made batch a worker besides those that wait.
-        ready_batches=execution.prefetch + min(execution.workers, 8),
+        ready_batches=execution.prefetch + 2,  # one more may be half made, one on its way to the device
         report=pipeline.report,
         close=pipeline.close,
         facts={
