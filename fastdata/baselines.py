@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastdata.benchmark import Progress, merge_ranks
 from fastdata.cores import usable_cores
 from fastdata.errors import UsageError
+from fastdata.fresh import MeasureError
+from fastdata.job import Job
 from fastdata.measure import Loader, Task
 from fastdata.pagecache import data_files
 from fastdata.transforms import IMAGENET_MEAN, IMAGENET_STD
@@ -165,6 +168,35 @@ def baseline_tasks(template: Task) -> tuple[list[Task], list[dict[str, str]]]:
             dataclasses.replace(template, backend=baseline.name, loader=baseline.factory, options={}, block_shards=0)
         )
     return tasks, left_out
+
+
+def with_best_settings(task: Task, job: Job, progress: Progress) -> Task:
+    """Return the task with the best settings of a short sweep where its baseline has any, else the task itself.
+
+    Args:
+        task: Any task; only "plain DALI" has settings to choose. A training row takes what is best for the loader alone.
+        job: The ranks that measure together.
+        progress: Told of every measurement.
+    """
+    if task.loader != "fastdata.baselines:plain_dali":
+        return task
+    sweep: list[dict[str, Any]] = []
+    candidates = dali_settings(task)
+    for number, settings in enumerate(candidates):
+        trial = dataclasses.replace(
+            task, mode="loader", options=settings, cache="warm", seconds=min(task.seconds, 2.0), warmup_s=1.0
+        )
+        try:
+            rate = merge_ranks(job.measure(trial, f"sweep/{task.mode}/{task.data}/{number}"))["images_per_s"]
+        except MeasureError as exc:
+            progress(number + 1, len(candidates), trial, f"settings {settings} failed: {exc.found}")
+            continue
+        sweep.append({**settings, "images_per_s": rate})
+        progress(number + 1, len(candidates), trial, f"settings {settings}: {rate:,.0f} img/s")
+    if not sweep:
+        return task  # its row will fail with the reason
+    best = max(sweep, key=lambda trial: float(trial["images_per_s"]))
+    return dataclasses.replace(task, options={key: value for key, value in best.items() if key != "images_per_s"})
 
 
 def _dali_pipeline(task: Task, settings: dict[str, Any]) -> Any:
