@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata.decode import decode_reference, decode_torchvision, decode_turbo, orient, reference_info
+from fastdata.decode import decode_reference, decode_torchvision, decode_turbo, orient, reference_size
 from fastdata.errors import DecodeError, SourceError, WorkerError
 from fastdata.geometry import Geometry, plan_geometry
 from fastdata.jpeg import REFUSALS, read_headers
@@ -140,7 +140,7 @@ class SampleLoader:
     ) -> None:
         try:
             picture = decode_reference(data)
-            turn = reference_info(data).orientation if self.orientation == "apply" else 1
+            turn = reference_size(data).orientation if self.orientation == "apply" else 1
         except DecodeError as error:
             result.failed.append((index, self.source.where(position), error.found))
             return
