@@ -296,14 +296,14 @@ def _mapped_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_codecs() -> Iterator[None]:
-    """Build decoders that do not print a line for each picture they refuse: we count these and say which they are.
+    """Build decoders that print errors but no warnings, such as one for each picture that an engine leaves to a kernel.
 
-    nvImageCodec reads the level when a decoder is built. A level that the user set stays.
+    The level (1 errors .. 5 traces) is read when a decoder is built. A level that the user set stays.
     """
     if _LOG_LEVEL in os.environ:
         yield
         return
-    os.environ[_LOG_LEVEL] = "0"
+    os.environ[_LOG_LEVEL] = "1"
     try:
         yield
     finally:
