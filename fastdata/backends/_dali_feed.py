@@ -391,9 +391,7 @@ def _with_finished(window: GraphInputs, places: NDArray[np.int64], size: tuple[i
     region_start, region_end = window.region_start.copy(), window.region_end.copy()
     start[places], shape[places], mirror[places] = 0, size, 0
     region_start[places], region_end[places] = 0, size
-    return replace(
-        window, start=start, shape=shape, mirror=mirror, region_start=region_start, region_end=region_end
-    )
+    return replace(window, start=start, shape=shape, mirror=mirror, region_start=region_start, region_end=region_end)
 
 
 def _user_s() -> float:
