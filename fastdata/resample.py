@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from fastdata._native import compiled, copy_bytes, inlined
 from fastdata.errors import UsageError
 
 # ruff: noqa: ARG001  (numba fixes the parameters of an intrinsic and of its generator)
-_intrinsic: Any = intrinsic  # numba's annotation takes the typing context for a parameter of the call
 
 _WEIGHT_BITS = 32 - 8 - 2
 """Pillow's PRECISION_BITS: an 8-bit pixel times a weight, plus two bits of room in 32."""
@@ -156,7 +156,7 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offsets: Any) -> Any:
     """Transpose 16 x 16 bytes: row i is read at ``source + offsets[i]``, column i written at ``to + i * to_stride``."""
     signature = types.void(types.intp, types.intp, types.intp, types.intp)
@@ -187,7 +187,7 @@ def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offset
     return signature, generate
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights: Any, taps: Any) -> Any:
     """Write 48 bytes at `to`: the sum over t < taps of weights[t] (int32) * the 48 bytes at ``source + t * step``."""
     signature = types.void(types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -239,29 +239,13 @@ def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights:
     return signature, generate
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
-def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
-    """Copy `count` bytes."""
-    signature = types.void(types.intp, types.intp, types.intp)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, source, count = arguments
-        pointer = ir.IntType(8).as_pointer()
-        copy = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, ir.IntType(64)])
-        flags = [ir.Constant(ir.IntType(1), 0)]
-        builder.call(copy, [builder.inttoptr(to, pointer), builder.inttoptr(source, pointer), count, *flags])
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+@inlined
 def _address(array: Any) -> Any:
     """Return where an array lies, signed: numba adds uint64 and int64 as floats."""
     return np.intp(array.ctypes.data)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _axis_weights(axis: Any) -> Any:
     """Return Pillow's filter of an axis: each output pixel's first source pixel, and its (size, taps) int32 weights.
 
@@ -295,7 +279,7 @@ def _axis_weights(axis: Any) -> Any:
     return begins, weights
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _filter_rows(
     source: Any, source_stride: Any, height: Any, width: Any, begins: Any, weights: Any, flip: Any, to: Any,
     to_stride: Any, block: Any,
@@ -323,7 +307,7 @@ def _filter_rows(
             _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, _address(result_offsets))
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _filter_columns(
     source: Any, source_stride: Any, row_bytes: Any, begins: Any, weights: Any, to: Any, to_stride: Any
 ) -> None:  # fmt: skip
@@ -340,7 +324,7 @@ def _filter_columns(
             )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _resample(
     image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, out: Any, scratch: Any
 ) -> None:  # fmt: skip
@@ -362,7 +346,7 @@ def _resample(
 
     if width < _LANES:  # no vector fits into a row: move the rows apart; what lies between has no weight
         for row in range(height):
-            _copy(free + row * _PIXEL_BYTES, image + row * image_stride, width * 3)
+            copy_bytes(free + row * _PIXEL_BYTES, image + row * image_stride, width * 3)
         image, image_stride, width = free, _PIXEL_BYTES, _LANES
         free += height * _PIXEL_BYTES
     block = free
@@ -385,10 +369,10 @@ def _resample(
         _filter_columns(free, result_stride, result_stride, row_begins, row_weights, result, result_stride)
     if not exact:
         for y in range(out_height):
-            _copy(out + y * out_width * 3, result + y * result_stride, out_width * 3)
+            copy_bytes(out + y * out_width * 3, result + y * result_stride, out_width * 3)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _read(length: Any, full: Any, first: Any, size: Any) -> Any:
     """Return `read_range`, counted from the axis's `low`."""
     scale = length / full
@@ -398,7 +382,7 @@ def _read(length: Any, full: Any, first: Any, size: Any) -> Any:
     return max(begin, 0), min(end, length)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _scratch_bytes(height: Any, width: Any, out_height: Any, out_width: Any) -> Any:
     """Return what `_resample` needs: rows moved apart, a block and its result, the result, what lies between."""
     stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
@@ -407,7 +391,7 @@ def _scratch_bytes(height: Any, width: Any, out_height: Any, out_width: Any) -> 
     return (height + width) * _PIXEL_BYTES + (_LANES + out_height + _LANES) * stride + between
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _resample_checked(
     image: Any, top: Any, left: Any,
     row_low: Any, row_high: Any, row_full: Any, row_first: Any, row_size: Any,
