@@ -139,7 +139,7 @@ def make_row(task: Task, runs: Sequence[dict[str, Any]]) -> Row:
         "workers": facts.get("workers"),
         "prefetch": facts.get("prefetch"),
         "options": task.options or facts.get("options") or {},
-        "world_size": task.world_size,
+        "world_size": len(last.get("ranks", [last])),
         "training": runs[0]["training"],
         "images_per_s": statistics.median(rates),
         "images_per_s_runs": rates,
