@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastdata.pagecache import CacheKeeper
 from fastdata.fresh import MeasureError
 from fastdata.job import Job
 from fastdata.measure import Task
+from fastdata.pagecache import CacheKeeper
 from fastdata.spread import median_interval, spread_percent
 
 METERS = (

@@ -103,7 +103,7 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
-        if tag not in ("meta", "path"):
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
