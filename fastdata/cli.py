@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fastdata.errors import FastDataError, UsageError
 
-COMMAND_MODULES = ("fastdata.commands.bench",)
+COMMAND_MODULES = ("fastdata.commands.bench", "fastdata.commands.shards")
 """Modules with a ``register(app)``; their imports must be light, because every command pays for them."""
 
 EXIT_FAILED = 1

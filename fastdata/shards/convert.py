@@ -16,19 +16,17 @@ from typing import Any
 from fastdata.cores import usable_cores
 from fastdata.errors import ShardError, SourceError, UsageError
 from fastdata.progress import Bar
-from fastdata.shards.load import make_transcode
 from fastdata.shards.options import ConvertOptions
 from fastdata.shards.outfolder import (
-    SKIPPED_NAME,
     SPLITS_NAME,
     clear_set,
     holds_shards,
-    read_splits,
     refuse_others_tars,
 )
 from fastdata.shards.pack import PackJob, pack_split
 from fastdata.shards.plan import SplitPlan, map_labels, plan_splits, source_digest
 from fastdata.shards.publish import publish_split
+from fastdata.shards.reencode import make_reencode
 from fastdata.shards.workfolder import ShardRecord, WorkFolder, write_text
 from fastdata.sources.folder import open_folder
 from fastdata.sources.shardindex import INDEX_NAME, WORK_NAME, read_index
@@ -107,7 +105,7 @@ def convert_folder(
     made_out = not out.exists()
     with WorkFolder(out) as work:
         _take_over(out, work, names, plan, resume=resume, overwrite=overwrite)
-        job = PackJob(source, labels, options, make_transcode(options), work, workers or usable_cores())
+        job = PackJob(source, labels, options, make_reencode(options), work, workers or usable_cores())
         facts = {"stored": options.stored, **plan, "ignored": source.ignored}
         try:
             packed = _pack_all(job, plans, out)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 
+from fastdata import jpeg
+from fastdata.decode import decode_reference, reference_size
 from fastdata.errors import DecodeError
 
-_EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "DIB": "bmp", "GIF": "gif",
-               "TIFF": "tif", "PPM": "ppm", "AVIF": "avif"}  # fmt: skip
-_ORIENTATION_TAG = 0x0112
+# What a JPEG's header cannot promise is tried: these may decode or not, and are rare.
+_TRY = frozenset((jpeg.DAMAGED, jpeg.UNUSUAL, jpeg.NOT_8_BIT, jpeg.CODING, jpeg.NO_HEIGHT, jpeg.TOO_LARGE, jpeg.NO_END))
+_MAGIC = (
+    (b"\xff\xd8", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"BM", "bmp"),
+    (b"GIF8", "gif"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+    *((b"P%d" % n, "ppm") for n in range(1, 7)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +33,43 @@ class PictureFacts:
     """Pixels as stored."""
     orientation: int
     """Exif orientation, 1..8; 1 where none is given."""
+    progressive: bool = False
+    """Whether it is a JPEG with progressive scans."""
+    refusal: int = 0
+    """Why fast decoders must not take it: an index into `fastdata.jpeg.REFUSALS`, 0 where they may."""
+
+
+def sniff_extension(data: bytes | memoryview) -> str:
+    """Return the file name extension that the content of a picture asks for, "" where it is none we know."""
+    head = bytes(data[:16])
+    for magic, extension in _MAGIC:
+        if head.startswith(magic):
+            return extension
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "webp"
+    return "avif" if head[4:12] in (b"ftypavif", b"ftypavis") else ""
 
 
 def read_facts(data: bytes | memoryview) -> PictureFacts:
     """Read the header of a picture.
 
+    Damage behind the header is not seen, but for a JPEG without an end: it is decoded, and refused where that fails.
+
     Raises:
-        DecodeError: It is empty, cut, no picture, or larger than the pixel limit.
+        DecodeError: It is empty, no picture, cannot be decoded, or larger than the pixel limit.
     """
     if not data:
         raise DecodeError("", "0 bytes", "a picture")
-    return _pillow_facts(data)
-
-
-def _pillow_facts(data: bytes | memoryview) -> PictureFacts:
-    from PIL import Image  # here, since folders of plain JPEGs never need it
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            kind, (width, height) = image.format or "", image.size
-            orientation = int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception as exc:  # Pillow's plug-ins raise whatever they like on damaged files
-        reason = "no picture that Pillow knows" if "cannot identify" in str(exc) else f"{type(exc).__name__}: {exc}"
-        raise DecodeError("", f"{reason} ({len(data)} bytes, starting {bytes(data[:8])!r})", "a picture") from exc
-    if kind not in _EXTENSIONS:
-        raise DecodeError("", f"a {kind} file", "one of " + ", ".join(sorted(_EXTENSIONS)))
-    return PictureFacts(_EXTENSIONS[kind], width, height, orientation if 1 <= orientation <= 8 else 1)
+    extension = sniff_extension(data)
+    if not extension:
+        raise DecodeError("", f"no picture: {len(data)} bytes that start with {bytes(data[:12])!r}", "a picture")
+    if extension == "jpg":
+        header = jpeg.read_header(data)
+        if header.refusal not in _TRY:
+            return PictureFacts(
+                "jpg", header.width, header.height, header.orientation, header.process == 2, header.refusal
+            )
+        decode_reference(data)
+    size = reference_size(data)
+    refusal = header.refusal if extension == "jpg" else jpeg.NOT_A_JPEG
+    return PictureFacts(extension, size.width, size.height, size.orientation, False, refusal)

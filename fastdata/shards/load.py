@@ -5,17 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastdata.errors import DecodeError, FastDataError, SourceError
 from fastdata.shards.facts import PictureFacts, read_facts
 from fastdata.shards.options import ConvertOptions
+from fastdata.shards.reencode import Reencode
 from fastdata.shards.tarformat import MAX_MEMBER_BYTES, archive_bytes, sample_bytes
 from fastdata.sources.folder import FolderSource
-
-Transcode = Callable[[bytes, PictureFacts], bytes | None]
-"""Returns the new bytes of a picture, or None where it stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +33,8 @@ class Loaded:
     """Of `data`; empty where files are stored as they are."""
     stored_bytes: int
     """Length of `data`; kept when the data themselves are let go."""
+    note: str
+    """What re-encoding did, or why nothing; "" where files are stored as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +48,20 @@ class Refused:
 
 
 def load_sample(
-    source: FolderSource, position: int, options: ConvertOptions, transcode: Transcode | None
+    source: FolderSource, position: int, options: ConvertOptions, reencode: Reencode | None
 ) -> Loaded | Refused:
     """Read one file and make what a shard stores of it. Never raises for what the file holds."""
     try:
         # Before reading: a file that no shard can hold may not fit into memory either.
-        _check_size(source, position, os.stat(source.path(position)).st_size, options, transcode is not None)
+        _check_size(source, position, os.stat(source.path(position)).st_size, options, reencode is not None)
         original = source.read(position)
         facts = read_facts(original)
-        data = transcode(original, facts) if transcode is not None else None
-        if data is None:
-            data = original
-        else:
-            facts = read_facts(data)
+        data, note = original, ""
+        if reencode is not None:
+            made = reencode(original, facts)
+            note = made.note
+            if made.data is not None:
+                data, facts = made.data, read_facts(made.data)
         _check_size(source, position, len(data), options, False)
     except DecodeError as error:
         return Refused(position, SourceError(source.where(position), error.found, error.expected, error.remedy))
@@ -69,7 +69,7 @@ def load_sample(
         return Refused(position, SourceError(source.where(position), exc.strerror or str(exc), "a readable file"))
     except FastDataError as error:
         return Refused(position, error)
-    both = transcode is not None
+    both = reencode is not None
     return Loaded(
         position,
         data,
@@ -78,16 +78,8 @@ def load_sample(
         hashlib.sha256(original).digest() if both else b"",
         hashlib.sha256(data).digest() if both else b"",
         len(data),
+        note,
     )
-
-
-def make_transcode(options: ConvertOptions) -> Transcode | None:
-    """Return what re-encodes pictures as the options ask, or None where they are stored as they are."""
-    if options.resize is not None:
-        from fastdata.shards.resize import Resizer
-
-        return Resizer(options.resize, options.quality)
-    return None
 
 
 def _check_size(source: FolderSource, position: int, size: int, options: ConvertOptions, may_change: bool) -> None:

@@ -1,11 +1,11 @@
-"""Packs one split: worker threads load samples ahead, one thread takes them in storage order and fills shard after shard.
+"""Packs one split: worker threads load samples ahead, one thread takes them in storage order and fills shards.
 
 What lies in a shard follows from the storage order and the sizes of what is stored, never from which thread was faster.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata.progress import Bar
-from fastdata.shards.load import Loaded, Refused, Transcode, load_sample
+from fastdata.shards.load import Loaded, Refused, load_sample
 from fastdata.shards.options import ConvertOptions
 from fastdata.shards.outfolder import remove_shards_from
+from fastdata.shards.reencode import Reencode
 from fastdata.shards.shardfile import ShardFile
 from fastdata.shards.tarformat import BLOCK, archive_bytes, sample_bytes, sample_parts, shard_name
 from fastdata.shards.workfolder import ShardRecord, WorkFolder
@@ -41,7 +42,7 @@ class PackJob:
     """(n,) label of each position."""
     options: ConvertOptions
     """What shards hold."""
-    transcode: Transcode | None
+    reencode: Reencode | None
     """Re-encodes pictures; None: they are stored as they are."""
     work: WorkFolder
     """Where shards grow and their records lie."""
@@ -152,6 +153,7 @@ class _Packer:
                 self._rows(),
                 self._next_place,
                 tuple(self._skipped),
+                Counter(sample.note for sample in self._samples if sample.note),
             )
         )
         self._file, self._number = None, self._number + 1
@@ -172,7 +174,7 @@ class _Packer:
             "orientation": np.array([sample.facts.orientation for sample in samples], np.uint8),
             "crc32": np.array([sample.crc32 for sample in samples], np.uint32),
         }
-        if self._job.transcode is not None:
+        if self._job.reencode is not None:
             for name in ("source_sha256", "stored_sha256"):
                 digests = b"".join(getattr(sample, name) for sample in samples)
                 rows[name] = np.frombuffer(digests, np.uint8).reshape(len(samples), 32)
@@ -185,10 +187,11 @@ class _Packer:
         rows: dict[str, NDArray[Any]],
         next_place: int,
         skipped: tuple[tuple[int, str], ...],
+        notes: Counter[str],
     ) -> ShardRecord:
         try:
             sha256, size_bytes = file.finish()
-            record = ShardRecord(len(rows["position"]), size_bytes, sha256, next_place, skipped, rows)
+            record = ShardRecord(len(rows["position"]), size_bytes, sha256, next_place, skipped, notes, rows)
             self._job.work.keep_record(self._split, number, record)
             file.publish(self._folder / shard_name(number))
             sync_folder(self._folder)
@@ -220,7 +223,7 @@ def _load_in_order(job: PackJob, positions: NDArray[np.int64], pool: ThreadPoolE
 
 
 def _load_chunk(job: PackJob, positions: Sequence[int]) -> list[Loaded | Refused]:
-    return [load_sample(job.source, position, job.options, job.transcode) for position in positions]
+    return [load_sample(job.source, position, job.options, job.reencode) for position in positions]
 
 
 def _pool(count: int, name: str) -> ThreadPoolExecutor:

@@ -1,4 +1,4 @@
-"""Which samples go where: labels by a class map, stratified splits, storage order. Pure functions of input and options."""
+"""Which samples go where: labels by a class map, stratified splits, storage order. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata.errors import SourceError, UsageError
+from fastdata.errors import UsageError
 from fastdata.order import permute
 from fastdata.rng import scalar_key
 from fastdata.shards.options import ConvertOptions
@@ -32,7 +32,7 @@ class SplitPlan:
 
 
 def read_class_map(path: Path) -> tuple[str, ...]:
-    """Read a class map: JSON, an object of name to label or a list of names; or text, one name a line. Labels are 0..n-1.
+    """Read a class map: JSON (an object of name to label, or a list of names) or text (one name a line).
 
     Returns:
         Class names by label.
@@ -107,7 +107,7 @@ def source_digest(source: FolderSource, labels: NDArray[np.int64], classes: Sequ
     digest = hashlib.blake2b(json.dumps(list(classes)).encode("ascii"), digest_size=16)
     for position in range(len(source)):
         digest.update(source.relative_path(position) + b"\0")
-    digest.update(np.ascontiguousarray(labels, "<i8"))
+    digest.update(np.ascontiguousarray(labels, "<i8").data)
     return digest.hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,11 @@ def publish_split(
             for position, reason in sorted(skipped)
         ]
         write_text(folder / SKIPPED_NAME, json.dumps(entries, indent=1) + "\n")
-    index = _join(records, source, labels, classes, {**facts, "skipped": len(skipped)})
+    notes: Counter[str] = Counter()
+    for record in records:
+        notes.update(record.notes)
+    facts = {**facts, "skipped": len(skipped), "notes": dict(sorted(notes.items()))}
+    index = _join(records, source, labels, classes, facts)
     write_index(folder / INDEX_NAME, index)
 
 

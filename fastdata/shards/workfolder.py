@@ -1,4 +1,4 @@
-"""Unfinished work beside the shards: a lock, the plan, a record of each finished shard. What makes ``kill -9`` harmless.
+"""Unfinished work beside the shards: a lock, the plan, a record of each finished shard. It makes ``kill -9`` harmless.
 
 ``OUT/.fastdata-work`` exists from before the first shard until after the index. A shard's record is written durably
 before the shard gets its name, so every named shard has one; what has a record but no name is made again.
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fastdata.errors import ShardError, SourceError
@@ -38,6 +37,8 @@ class ShardRecord:
     """Place in the split's storage order after its last sample."""
     skipped: tuple[tuple[int, str], ...]
     """(position, reason) of samples that were left out before its last sample."""
+    notes: Mapping[str, int]
+    """How many of its samples re-encoding treated in which way."""
     rows: Mapping[str, NDArray[Any]] = field(repr=False)
     """(samples,) columns of the index, in storage order; ``position`` instead of ids, labels and paths."""
 
@@ -103,7 +104,13 @@ class WorkFolder:
             skipped = tuple((int(position), str(reason)) for position, reason in header["skipped"])
             found.append(
                 ShardRecord(
-                    header["samples"], header["size_bytes"], header["sha256"], header["next_place"], skipped, rows
+                    header["samples"],
+                    header["size_bytes"],
+                    header["sha256"],
+                    header["next_place"],
+                    skipped,
+                    header["notes"],
+                    rows,
                 )
             )
 
@@ -115,6 +122,7 @@ class WorkFolder:
             "sha256": record.sha256,
             "next_place": record.next_place,
             "skipped": [list(entry) for entry in record.skipped],
+            "notes": dict(record.notes),
         }
         write_array_file(self._record_path(split, number), header, record.rows)
 

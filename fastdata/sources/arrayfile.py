@@ -2,8 +2,8 @@
 
 Layout: 8 bytes magic, 8 bytes header length (little-endian), the header as ASCII JSON, then each array at a multiple of
 64 bytes. The header's ``arrays`` gives dtype, shape and offset (from the file's start) of each, ``file_bytes`` the size
-of the whole file, ``arrays_sha256`` the digest over all bytes that follow the header. Opening reads the header alone, so
-it costs the same for ten samples and ten million, and processes share the pages.
+of the whole file, ``arrays_sha256`` the digest over all bytes that follow the header. Opening reads the header alone,
+so it costs the same for ten samples and ten million, and processes share the pages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def write_array_file(
     """
     path = Path(path)
     stored = {name: _little_endian(array) for name, array in arrays.items()}
-    layout = {name: {"dtype": array.dtype.str, "shape": list(array.shape)} for name, array in stored.items()}
+    layout: dict[str, dict[str, Any]] = {
+        name: {"dtype": array.dtype.str, "shape": list(array.shape)} for name, array in stored.items()
+    }
     fields = {**header, "arrays": {name: {**entry, "offset": 2**53} for name, entry in layout.items()}}
     header_bytes = len(json.dumps(fields)) + _HEADER_SPARE_BYTES
     start = at = _round_up(16 + header_bytes)
@@ -48,7 +50,7 @@ def write_array_file(
         at = _round_up(at + array.nbytes)
     digest = hashlib.sha256()
     for array in stored.values():
-        digest.update(memoryview(array).cast("B") if array.size else b"")
+        digest.update(array.data.cast("B") if array.size else b"")
         digest.update(bytes(_round_up(array.nbytes) - array.nbytes))
     fields = {**header, "arrays": layout, "file_bytes": at, "arrays_sha256": digest.hexdigest()}
     text = json.dumps(fields).encode("ascii").ljust(start - 16)
@@ -58,7 +60,7 @@ def write_array_file(
             file.write(_MAGIC + len(text).to_bytes(8, "little") + text)
             for array in stored.values():
                 if array.size:
-                    file.write(memoryview(array).cast("B"))
+                    file.write(array.data.cast("B"))
                 file.write(bytes(_round_up(array.nbytes) - array.nbytes))
             file.flush()
             if durable:
@@ -99,11 +101,7 @@ def read_array_file(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray
         raise SourceError(str(path), "a damaged header", "an index file") from exc
     if file_bytes != size:
         raise SourceError(str(path), f"{size} bytes", f"{file_bytes} bytes as its header says", "It is cut or altered.")
-    arrays = {
-        name: np.frombuffer(view, np.dtype(entry["dtype"]), int(np.prod(entry["shape"], dtype=np.int64)), entry["offset"])
-        .reshape(entry["shape"])
-        for name, entry in layout.items()
-    }  # fmt: skip
+    arrays = {name: _array_at(view, entry) for name, entry in layout.items()}
     return header, arrays
 
 
@@ -126,6 +124,12 @@ def sync_folder(path: str | Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _array_at(view: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:
+    shape = entry["shape"]
+    count = int(np.prod(shape, dtype=np.int64))
+    return np.frombuffer(view, np.dtype(entry["dtype"]), count, entry["offset"]).reshape(shape)
 
 
 def _little_endian(array: NDArray[Any]) -> NDArray[Any]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fastdata.errors import SourceError, UsageError
 from fastdata.order import ShardLayout
-from fastdata.sources.labels import labels_from_callable, labels_from_csv, text_paths
-from fastdata.sources.paths import printable
+from fastdata.sources.labels import LabelArray, labels_from_callable, labels_from_csv, text_paths
+from fastdata.sources.paths import PathTable, printable
 from fastdata.sources.scan import FolderScan, scan_folder
 from fastdata.spec import Labels
 
@@ -49,7 +49,8 @@ def open_folder(
     scan = scan_folder(os.fsencode(root), class_folders=class_folders, cache_dir=cache_dir)
     if not len(scan.paths):
         raise _nothing_found(root, scan, class_folders)
-    ids, values, classes = np.arange(len(scan.paths), dtype=np.int64), None, scan.classes
+    ids, classes = np.arange(len(scan.paths), dtype=np.int64), scan.classes
+    values: LabelArray | None = None
     ignored = dict(scan.ignored)
     if class_folders:
         _check_classes(root, scan)
@@ -68,7 +69,7 @@ def open_folder(
 def id_fingerprint(ids: NDArray[np.int64]) -> str:
     """Return the hex digest over count and ids that a folder and its shards share: 32 characters."""
     digest = hashlib.blake2b(len(ids).to_bytes(8, "little"), digest_size=16)
-    digest.update(np.ascontiguousarray(ids, "<i8"))
+    digest.update(np.ascontiguousarray(ids, "<i8").data)
     return digest.hexdigest()
 
 
@@ -133,14 +134,7 @@ class FolderSource:
         self.ignored = ignored
         self._scan = scan
         self._prefix = os.path.join(os.fsencode(root), b"")
-        self._fingerprint = ""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex digest over count and ids."""
-        if not self._fingerprint:
-            self._fingerprint = id_fingerprint(self.ids)
-        return self._fingerprint
+        self.fingerprint = id_fingerprint(ids)
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -114,25 +114,23 @@ def as_label_array(
     """
     if _is_sequence(values[0]):
         return _as_rows(values, error), ()
-    parsed = [_parse(value) for value in values]
+    parsed: list[Any] = [_parse(value) for value in values]
     kinds = {type(value) for value in parsed}
     if kinds == {int}:
         return np.asarray(parsed, np.int64), ()
-    if kinds <= {int, float}:
-        for i, value in enumerate(parsed):
-            if not math.isfinite(value):
-                raise error(i, repr(values[i]), "a finite number")
-        return np.asarray(parsed, np.float32)[:, None], ()
     if kinds == {str}:
         classes = sorted(set(parsed))
         index = {name: number for number, name in enumerate(classes)}
         return np.asarray([index[name] for name in parsed], np.int64), tuple(classes)
-    first = type(parsed[0])
-    odd = next(i for i, value in enumerate(parsed) if type(value) not in (int, float, str) or
-               (type(value) is str) != (first is str))  # fmt: skip
-    raise error(
-        odd, repr(values[odd]), "a label of the same kind as the others: int, float, text or a sequence of numbers"
-    )
+    textual = isinstance(parsed[0], str)
+    for i, value in enumerate(parsed):
+        if value is None or isinstance(value, str) != textual:
+            raise error(
+                i, repr(values[i]), "a label of the same kind as the first: numbers, text or sequences of numbers"
+            )
+        if not math.isfinite(value):
+            raise error(i, repr(values[i]), "a finite number")
+    return np.asarray(parsed, np.float32)[:, None], ()
 
 
 def _as_rows(values: Sequence[Any], error: Callable[[int, str, str], SourceError]) -> NDArray[np.float32]:

@@ -13,8 +13,7 @@ IMAGE_EXTENSIONS = frozenset(
 """Lower-case extensions of files that count as pictures, whatever the case in the name."""
 
 SYSTEM_NAMES = frozenset(
-    (b"thumbs.db", b"ehthumbs.db", b"desktop.ini", b"__macosx", b"@eadir", b"$recycle.bin", b"lost+found")
-    + (b"system volume information",)
+    b"thumbs.db|ehthumbs.db|desktop.ini|__macosx|@eadir|$recycle.bin|lost+found|system volume information".split(b"|")
 )
 """Lower-case names that operating systems leave in folders of pictures."""
 

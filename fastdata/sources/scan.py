@@ -208,7 +208,7 @@ def _cache_file(root: bytes, class_folders: bool, cache_dir: str | Path | Litera
 def _keep(scan: FolderScan, walk: _Walk, cache_file: Path) -> None:
     cache_file.parent.mkdir(parents=True, exist_ok=True)
     folders = PathTable.from_paths([path for path, _ in walk.folders])
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "paths": scan.paths.blob,
         "path_offsets": scan.paths.offsets,
         "labels": scan.labels,

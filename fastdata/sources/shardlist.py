@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from fastdata.errors import ShardError, SourceError
@@ -47,7 +48,7 @@ def list_shards(spec: ShardSpec) -> tuple[list[str], list[str]]:
     if not found and not missing:
         raise SourceError(str(spec), "no shards", "at least one .tar file")
     found.sort()
-    for one, other in zip(found, found[1:], strict=False):
+    for one, other in pairwise(found):
         if one == other:
             raise SourceError(one, "named twice", "each shard once", "Its samples would come twice in every epoch.")
     return found, missing

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,44 +119,44 @@ def scan_shard(path: str, *, want_labels: bool, skip_damaged: bool) -> ShardSamp
     Raises:
         ShardError: The shard is damaged, a member comes twice, or a sample is not complete; names shard and member.
     """
-    found = ShardSamples()
     try:
         view, _ = map_file(path)
     except OSError as exc:
         raise ShardError(path, exc.strerror or str(exc), "a readable shard") from exc
+    found = ShardSamples()
     pictures: dict[bytes, Member] = {}
     labels: dict[bytes, Member] = {}
-    try:
+    with _faults_of(found, skip_damaged):
         for member in members(view, path):
             _sort_in(member, path, pictures, labels, found)
+    for key, picture in pictures.items():
+        label = labels.pop(key, None)
+        with _faults_of(found, skip_damaged):
+            if want_labels:
+                found.labels.append(_read_label(view, picture, label, path))
+            found.names.append(picture.name)
+            found.offsets.append(picture.offset)
+            found.sizes.append(picture.size)
+    for label in labels.values():
+        if not label.name.lower().endswith(b".cls"):
+            found.ignored["members without a picture"] += 1
+            continue
+        with _faults_of(found, skip_damaged):
+            raise ShardError(
+                path, "a label without its picture", "a picture of the same key", member=to_text(label.name)
+            )
+    return found
+
+
+@contextmanager
+def _faults_of(found: ShardSamples, skip_damaged: bool) -> Iterator[None]:
+    """Let an error pass, or note it where damage is skipped."""
+    try:
+        yield
     except ShardError as error:
         if not skip_damaged:
             raise
         found.faults.append(str(error))
-    for key, picture in pictures.items():
-        label = labels.pop(key, None)
-        try:
-            if want_labels:
-                found.labels.append(_read_label(view, picture, label, path))
-        except ShardError as error:
-            if not skip_damaged:
-                raise
-            found.faults.append(str(error))
-            continue
-        found.names.append(picture.name)
-        found.offsets.append(picture.offset)
-        found.sizes.append(picture.size)
-    for label in labels.values():
-        if label.name.lower().endswith(b".cls"):
-            error = ShardError(
-                path, "a label without its picture", "a picture of the same key", member=to_text(label.name)
-            )
-            if not skip_damaged:
-                raise error
-            found.faults.append(str(error))
-        else:
-            found.ignored["members without a picture"] += 1
-    return found
 
 
 def member_name(view: memoryview, data_offset: int) -> str:
