@@ -35,6 +35,8 @@ _ROW_ALIGNMENT = 64
 _PADDING_LIMIT = 3
 """Rows of equal length may take this many times the bytes of the pictures; beyond, DALI gets a list (about 5 us a
 sample instead of 1), so that one large file does not blow the batch up."""
+_SMALL_BYTES = 2**20
+"""Up to this size rows are taken whatever they waste."""
 _DALI_MARGIN = 1
 """Pixels around what Pillow's filter reads, since DALI's filter weights are rounded otherwise at its edges."""
 _CHUNK_SAMPLES = 32
@@ -248,7 +250,7 @@ class FeedMaker:
         """Copy pictures into reused memory, as equal rows where that wastes little, else one after the other."""
         n = len(lengths)
         longest = -(-int(lengths.max()) // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-        as_rows = n * longest <= max(_PADDING_LIMIT * int(lengths.sum()), 2**20)
+        as_rows = n * longest <= max(_PADDING_LIMIT * int(lengths.sum()), _SMALL_BYTES)
         spaces = np.full(n, longest) if as_rows else -(-lengths // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         offsets = np.cumsum(spaces) - spaces
         buffer = self._take_buffer(int(spaces.sum()))
