@@ -217,4 +217,6 @@ def _configured_options(backend_class: type[Pipeline], values: dict[str, Any]) -
     try:
         return backend_class.options_type(**values)
     except TypeError as exc:
-        raise UsageError("config", f"options {values}: {exc}", f"fields of {backend_class.options_type.__name__}") from exc
+        raise UsageError(
+            "config", f"options {values}: {exc}", f"fields of {backend_class.options_type.__name__}"
+        ) from exc

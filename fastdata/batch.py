@@ -22,7 +22,7 @@ class Batch:
     ids: torch.Tensor
     """(n,) int64 sample ids, on the host."""
 
-    def __iter__(self) -> Iterator[torch.Tensor | None]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield images, then labels."""
         yield self.images
         yield self.labels

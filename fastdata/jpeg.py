@@ -6,6 +6,7 @@ be understood gets a reason, never an exception. Facts are those of ITU-T T.81 (
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -50,9 +51,12 @@ REFUSALS: Final = (
 
 TABLE_MARKER: Final = 0xE9
 """APP9 holds the segment table: APP0-APP2 and APP11-APP14 have well-known owners."""
+TABLE_SIGNATURE: Final = b"fastdata\x00"
 TABLE_PREFIX_BYTES: Final = 12
 """Of each APP9 payload: ``fastdata`` and a zero, the version, the part's number from 0, the number of parts."""
 TABLE_VERSION: Final = 1
+LONG_LENGTH: Final = 255
+"""Marks an entry of the table whose length takes four more bytes."""
 END_SEARCH_BYTES: Final = 65_536
 """How far from the end of the file the end-of-image marker is looked for: junk and second pictures may follow it."""
 
@@ -62,6 +66,7 @@ _NAMES: Final = (
 ).split()
 HEADER_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
 """One header as int64 fields, in the order of `JpegHeader`, whose docstrings say what they hold."""
+HEADER_FIELDS: Final = len(_NAMES)
 (
     _REFUSAL,
     _WIDTH,
@@ -82,13 +87,13 @@ HEADER_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
     _END_OFFSET,
     _TABLE_OFFSET,
     _TABLE_END,
-) = range(len(_NAMES))
+) = range(HEADER_FIELDS)
 
 
 def read_header(data: Buffer) -> JpegHeader:
     """Read the header of one file. Never raises for what the bytes hold: see `JpegHeader.refusal`."""
-    row = np.empty(len(_NAMES), np.int64)
-    _read_header(np.frombuffer(data, np.uint8), row)
+    row = np.empty(HEADER_FIELDS, np.int64)
+    parse_header(np.frombuffer(data, np.uint8), row)
     return JpegHeader(*row.tolist())
 
 
@@ -103,7 +108,7 @@ def read_headers(buffers: Sequence[Buffer]) -> NDArray[np.void]:
 
 def read_headers_at(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.void]:
     """Like `read_headers`, on files that lie at addresses the caller keeps alive (see `fastdata._native.locate`)."""
-    rows = np.empty((len(addresses), len(_NAMES)), np.int64)
+    rows = np.empty((len(addresses), HEADER_FIELDS), np.int64)
     _read_headers(addresses, lengths, rows)
     return rows.view(HEADER_DTYPE).reshape(len(addresses))
 
@@ -114,6 +119,30 @@ def fast_decoder_refusal(header: JpegHeader) -> str | None:
     They take 8-bit JPEGs of 1 or 3 components in ordinary form; everything else goes to the PIL reference.
     """
     return REFUSALS[header.refusal] or None
+
+
+def table_segments(lengths: NDArray[np.int64]) -> bytes:
+    """Return the APP9 segments that hold the segment table of a crop-ready file.
+
+    Each length takes one byte, or 255 and four bytes, highest first; parts are cut anywhere in that stream.
+
+    Args:
+        lengths: (segments,) bytes between two restart markers, in file order.
+    """
+    long = lengths >= LONG_LENGTH
+    ends = np.cumsum(np.where(long, 5, 1))
+    stream = np.empty(int(ends[-1]), np.uint8)
+    stream[ends[~long] - 1] = lengths[~long]
+    stream[ends[long] - 5] = LONG_LENGTH
+    for i in range(4):
+        stream[ends[long] - 4 + i] = lengths[long] >> (24 - 8 * i) & 0xFF
+    room = 65_533 - TABLE_PREFIX_BYTES
+    parts = [stream[start : start + room].tobytes() for start in range(0, len(stream), room)]
+    segments = b""
+    for number, part in enumerate(parts):
+        prefix = TABLE_SIGNATURE + bytes([TABLE_VERSION, number, len(parts)])
+        segments += struct.pack(">BBH", 0xFF, TABLE_MARKER, 2 + len(prefix) + len(part)) + prefix + part
+    return segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +233,8 @@ def _orientation(data: NDArray[np.uint8], start: int, end: int) -> int:
         kind = _tiff(data, at + 2, 2, big)
         if _tiff(data, at, 2, big) != 0x0112 or _tiff(data, at + 4, 4, big) != 1:
             continue
-        if (
-            kind == 1 or kind == 3 or kind == 4
-        ):  # BYTE, SHORT, LONG; a repeated tag counts at its last place, as in Pillow
+        # BYTE, SHORT, LONG; a repeated tag counts at its last place, as in Pillow.
+        if kind == 1 or kind == 3 or kind == 4:
             found = _tiff(data, at + 8, 1 if kind == 1 else (2 if kind == 3 else 4), big)
     return found if 1 <= found <= 8 else 1
 
@@ -261,7 +289,7 @@ def _application(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.
         return True
     elif marker == 0xEE and _has(data, start, end, b"Adobe") and end - start >= 12:
         row[_ADOBE] = data[start + 11]
-    elif marker == TABLE_MARKER and _has(data, start, end, b"fastdata\x00") and end - start >= TABLE_PREFIX_BYTES:
+    elif marker == TABLE_MARKER and _has(data, start, end, TABLE_SIGNATURE) and end - start >= TABLE_PREFIX_BYTES:
         _note_table_part(at, end, row)
     return exif_seen
 
@@ -386,7 +414,8 @@ def _refusal(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
 
 
 @compiled
-def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
+def parse_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
+    """Fill the (fields,) `row` of `HEADER_DTYPE` with the header of one file. For kernels."""
     row[:] = 0
     row[_ORIENTATION], row[_ADOBE], row[_END_OFFSET] = 1, -1, -1
     row[_REFUSAL] = _markers(data, row)
@@ -400,4 +429,4 @@ def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
 @compiled
 def _read_headers(addresses: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     for i in range(len(addresses)):
-        _read_header(bytes_at(addresses[i], lengths[i]), rows[i])
+        parse_header(bytes_at(addresses[i], lengths[i]), rows[i])

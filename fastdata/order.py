@@ -17,6 +17,7 @@ from fastdata.errors import StateError, UsageError
 from fastdata.rng import STREAM_ORDER, mix64, scalar_key
 from fastdata.spec import BlockShuffle
 
+
 @dataclass(frozen=True)
 class ShardLayout:
     """How the samples of an indexed source lie in its shards, for orders that read shards in sequence."""

@@ -6,12 +6,12 @@ backend has two methods, `_batches` and `_release`, and decides nothing about wh
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -125,13 +125,14 @@ class Pipeline(ABC):
         self.source = source
         self.spec = spec
         self.execution = execution
-        self._closed = False
+        self._closed = True  # until it is known that there is something to close
         self._iteration: _Iteration | None = None
         self._next_epoch = 0
         self._resume_at = 0
         self._last_report = Report()
         self._refuse_what_cannot_be_honoured()
         self._plan(0, 0)
+        self._closed = False
 
     @abstractmethod
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
@@ -227,7 +228,10 @@ class Pipeline(ABC):
         for key in ("size", "fingerprint", "seed", "shuffle"):
             if state[key] != here[key]:
                 raise StateError(
-                    f"state[{key!r}]", f"{state[key]!r}", f"{here[key]!r}", "Resume with the same samples, seed and order."
+                    f"state[{key!r}]",
+                    f"{state[key]!r}",
+                    f"{here[key]!r}",
+                    "Resume with the same samples, seed and order.",
                 )
         epoch, samples = int(state["epoch"]), int(state["samples"])
         if not 0 <= samples < here["size"] or epoch < 0:
@@ -266,11 +270,10 @@ class Pipeline(ABC):
         """Close the pipeline."""
         self.close()
 
-    def __del__(self) -> None:
-        """Close a pipeline that the user forgot."""
-        if hasattr(self, "_iteration"):
-            with contextlib.suppress(Exception):  # at interpreter exit modules may be gone already
-                self.close()
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Close a pipeline that the user forgot; at interpreter exit modules may be gone, and the system cleans up."""
+        if hasattr(self, "_iteration") and not _is_finalizing():
+            self.close()
 
     def _end_iteration(self) -> None:
         if self._iteration is not None:

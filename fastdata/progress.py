@@ -69,7 +69,12 @@ class Bar:
         from rich.console import Console  # here, since most work is over before a bar is needed
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")]
+        columns = [
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+        ]
         if self._total is not None:
             columns += [TimeRemainingColumn(), TextColumn("left")]
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)

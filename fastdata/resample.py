@@ -1,9 +1,9 @@
-"""Owns the one resize of the package: antialiased bilinear, bit for bit what Pillow's ``Image.resize(size, BILINEAR)`` gives.
+"""Owns the one resize of the package: antialiased bilinear, bit for bit as Pillow's ``Image.resize(size, BILINEAR)``.
 
-Pillow filters along the rows, rounds to 8 bits, then filters along the columns (in some cases the other way round), both
-with 22-bit integer weights (``src/libImaging/Resample.c``). So does this module, in vectors: down a column the sum is
-over contiguous memory as it is; along a row, blocks of 16 rows are transposed, summed likewise, and transposed back.
-The mirror costs nothing: the pass along the rows writes its pixels from the other end.
+Pillow filters along the rows, rounds to 8 bits, then filters along the columns (in some cases the other way round),
+both with 22-bit integer weights (``src/libImaging/Resample.c``). So does this module, in vectors: down the columns a
+sum takes contiguous memory as it is; along the rows, blocks of 16 rows are transposed, summed likewise, and transposed
+back. The mirror costs nothing: the pass along the rows writes its pixels from the other end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from fastdata.errors import UsageError
+
+# ruff: noqa: ARG001  (numba fixes the parameters of an intrinsic and of its generator)
+_intrinsic: Any = intrinsic  # numba's annotation takes the typing context for a parameter of the call
 
 _WEIGHT_BITS = 32 - 8 - 2
 """Pillow's PRECISION_BITS: an 8-bit pixel times a weight, plus two bits of room in 32."""
@@ -121,7 +124,14 @@ def resample_into(
         image.ctypes.data + (top - origin[0]) * stride + (left - origin[1]) * 3,
         stride,
         (top - rows.low, bottom - rows.low, rows.high - rows.low, rows.full, rows.first, rows.size),
-        (left - columns.low, right - columns.low, columns.high - columns.low, columns.full, columns.first, columns.size),
+        (
+            left - columns.low,
+            right - columns.low,
+            columns.high - columns.low,
+            columns.full,
+            columns.first,
+            columns.size,
+        ),
         flip,
         _columns_first(rows, columns),
         out.ctypes.data,
@@ -141,7 +151,9 @@ def _columns_first(rows: Axis, columns: Axis) -> bool:
 
 def _rgb_extent(name: str, array: NDArray[np.uint8]) -> tuple[int, int]:
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or array.strides[1:] != (3, 1):
-        raise UsageError(name, f"{array.dtype} {array.shape}, strides {array.strides}", "uint8 (h, w, 3), RGB side by side")
+        raise UsageError(
+            name, f"{array.dtype} {array.shape}, strides {array.strides}", "uint8 (h, w, 3), RGB side by side"
+        )
     return array.shape[0], array.shape[1]
 
 
@@ -169,10 +181,10 @@ def _padded(pixels: int) -> int:
     return (pixels + _LANES - 1) // _LANES * _LANES
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic  # type: ignore[untyped-decorator]
 def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offsets: Any) -> Any:
     """Transpose 16 x 16 bytes: row i is read at ``source + offsets[i]``, column i written at ``to + i * to_stride``."""
-    signature = types.void(types.uintp, types.intp, types.uintp, types.uintp)
+    signature = types.void(types.intp, types.intp, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, to_stride, source, offsets = arguments
@@ -191,9 +203,7 @@ def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offset
             for begin in (0, half)
         ]
         for _ in range(4):
-            parts = [
-                builder.shuffle_vector(parts[i], parts[i + half], mask) for i in range(half) for mask in masks
-            ]
+            parts = [builder.shuffle_vector(parts[i], parts[i + half], mask) for i in range(half) for mask in masks]
         for lane, part in enumerate(parts):
             address = builder.add(to, builder.mul(to_stride, ir.Constant(word, lane)))
             builder.store(part, builder.inttoptr(address, vector.as_pointer()), align=1)
@@ -202,10 +212,10 @@ def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offset
     return signature, generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic  # type: ignore[untyped-decorator]
 def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights: Any, taps: Any) -> Any:
     """Write 48 bytes at `to`: the sum over t < taps of weights[t] (int32) * the 48 bytes at ``source + t * step``."""
-    signature = types.void(types.uintp, types.uintp, types.intp, types.uintp, types.intp)
+    signature = types.void(types.intp, types.intp, types.intp, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, source, step, weights, taps = arguments
@@ -254,10 +264,10 @@ def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights:
     return signature, generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic  # type: ignore[untyped-decorator]
 def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
     """Copy `count` bytes."""
-    signature = types.void(types.uintp, types.uintp, types.intp)
+    signature = types.void(types.intp, types.intp, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, source, count = arguments
@@ -270,7 +280,13 @@ def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
     return signature, generate
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True, inline="always")
+def _address(array: Any) -> Any:
+    """Return where an array lies, signed: numba adds uint64 and int64 as floats."""
+    return np.intp(array.ctypes.data)
+
+
+@njit(nogil=True, cache=True)
 def _axis_weights(axis: Any) -> Any:
     """Return Pillow's filter of an axis: each output pixel's first source pixel, and its (size, taps) int32 weights.
 
@@ -304,7 +320,7 @@ def _axis_weights(axis: Any) -> Any:
     return begins, weights
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def _filter_rows(
     source: Any, source_stride: Any, height: Any, width: Any, begins: Any, weights: Any, flip: Any, to: Any,
     to_stride: Any, block: Any,
@@ -312,6 +328,7 @@ def _filter_rows(
     """Filter along each row, 16 rows at a time. Writes `height` and `len(begins)` rounded up to 16; `width` >= 16."""
     size, taps = weights.shape
     block_result = block + width * _PIXEL_BYTES
+    weights_at = _address(weights)
     source_offsets = np.empty(_LANES, np.int64)
     result_offsets = np.arange(_LANES) * _LANES
     last = width * 3 - _LANES
@@ -320,34 +337,35 @@ def _filter_rows(
             source_offsets[lane] = min(row + lane, height - 1) * source_stride
         for begin in range(0, last + _LANES, _LANES):
             byte = min(begin, last)
-            _transpose(block + byte * _LANES, _LANES, source + byte, source_offsets.ctypes.data)
+            _transpose(block + byte * _LANES, _LANES, source + byte, _address(source_offsets))
         for x in range(size):
             place = size - 1 - x if flip else x
             _weighted_sum(
                 block_result + place * _PIXEL_BYTES, block + begins[x] * _PIXEL_BYTES, _PIXEL_BYTES,
-                weights.ctypes.data + x * taps * 4, taps,
+                weights_at + x * taps * 4, taps,
             )  # fmt: skip
         for byte in range(0, size * 3, _LANES):
-            _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, result_offsets.ctypes.data)
+            _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, _address(result_offsets))
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def _filter_columns(
     source: Any, source_stride: Any, row_bytes: Any, begins: Any, weights: Any, to: Any, to_stride: Any
 ) -> None:  # fmt: skip
     """Filter along each column; `row_bytes` >= 48."""
     size, taps = weights.shape
+    weights_at = _address(weights)
     last = row_bytes - _PIXEL_BYTES
     for y in range(size):
         for begin in range(0, last + _PIXEL_BYTES, _PIXEL_BYTES):
             byte = min(begin, last)
             _weighted_sum(
                 to + y * to_stride + byte, source + begins[y] * source_stride + byte, source_stride,
-                weights.ctypes.data + y * taps * 4, taps,
+                weights_at + y * taps * 4, taps,
             )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True)
 def _resample(
     image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, columns_first: Any, out: Any, scratch: Any
 ) -> None:  # fmt: skip
@@ -360,7 +378,7 @@ def _resample(
     row_begins, row_weights = _axis_weights(rows)
     column_begins, column_weights = _axis_weights(columns)
     result_stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
-    free = scratch.ctypes.data
+    free = _address(scratch)
 
     if width < _LANES:  # no vector fits into a row: move the rows apart; what lies between has no weight
         for row in range(height):

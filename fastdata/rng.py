@@ -134,7 +134,7 @@ def windows_from_uniforms(
 def _central_windows(
     widths: NDArray[np.int64], heights: NDArray[np.int64], ratio: tuple[float, float]
 ) -> NDArray[np.int64]:
-    """torchvision's fallback: the largest central window whose aspect lies in the range, at least one pixel a side."""
+    """Torchvision's fallback: the largest central window whose aspect lies in the range, at least one pixel a side."""
     aspect = widths / heights
     w = np.where(aspect > ratio[1], np.rint(heights * ratio[1]).astype(np.int64), widths)
     h = np.where(aspect < ratio[0], np.rint(widths / ratio[0]).astype(np.int64), heights)

@@ -471,4 +471,3 @@ def _by_id(ids: list[int], images: torch.Tensor) -> torch.Tensor:
 
 def _open_handles() -> int:
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-

@@ -1,4 +1,4 @@
-"""What is done to a picture, as data: frozen dataclasses with torchvision's meaning and defaults, and the checks on them.
+"""What is done to a picture, as data: frozen dataclasses with torchvision's meaning and defaults, and their checks.
 
 Backends lower these values to what they run best (DALI fuses the crop into the decode); nothing here touches pixels.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fastdata.errors import UsageError
 
@@ -239,7 +239,7 @@ def sort_recipe(transforms: Sequence[Transform] | Transform) -> Recipe:
             )
         last = stage
         if stage == _CALLABLE_STAGE:
-            callables.append(item)
+            callables.append(cast("PictureCallable", item))
         elif isinstance(item, ColorJitter | RandomGrayscale):
             color.append(item)
         elif type(item) in found or (stage == 0 and (RandomResizedCrop in found or Resize in found)):
@@ -272,7 +272,7 @@ def size_pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def _stage(item: Transform) -> int:
+def _stage(item: object) -> int:
     for number, kinds in enumerate(_STAGES):
         if isinstance(item, kinds):
             return number
@@ -323,7 +323,9 @@ def _name(item: Transform) -> str:
 def _pair_of_sizes(owner: object, size: int | tuple[int, int]) -> None:
     sides = (size,) if isinstance(size, int) else size
     if not isinstance(sides, tuple) or len(sides) not in (1, 2) or any(not isinstance(s, int) or s < 1 for s in sides):
-        raise UsageError(f"{type(owner).__name__}.size", f"{size!r}", "a side, or (height, width), in pixels, each >= 1")
+        raise UsageError(
+            f"{type(owner).__name__}.size", f"{size!r}", "a side, or (height, width), in pixels, each >= 1"
+        )
 
 
 def _ordered(owner: object, name: str, pair: tuple[float, float], low: float, high: float) -> None:

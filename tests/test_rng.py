@@ -24,9 +24,10 @@ def test_a_draw_depends_on_its_own_id_alone() -> None:
 
 def test_the_draws_are_pinned_for_ever() -> None:
     assert keys(7, 3, np.array([0, 1, 123456789]), 2).tolist() == PINNED_KEYS
-    assert draw_windows(
-        0, 0, np.arange(3), np.full(3, 500), np.full(3, 375), RandomResizedCrop(224)
-    ).tolist() == PINNED_WINDOWS
+    assert (
+        draw_windows(0, 0, np.arange(3), np.full(3, 500), np.full(3, 375), RandomResizedCrop(224)).tolist()
+        == PINNED_WINDOWS
+    )
 
 
 def test_windows_lie_inside_and_keep_scale_and_ratio() -> None:

@@ -17,6 +17,7 @@ from fastdata.backends._device import DeviceStage, HostBatch, InFlight
 from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool, worker_died
 from fastdata.backends._samples import ChunkResult, SampleLoader
 from fastdata.batch import Skipped
+from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, Pipeline, StepPlan
 from fastdata.sources import IndexedSource
 from fastdata.spec import Execution, HostOptions, PipelineSpec
@@ -48,8 +49,8 @@ class HostPipeline(Pipeline):
     def __init__(self, source: IndexedSource, spec: PipelineSpec, execution: Execution) -> None:
         """Check, and prepare workers and memory; see `Pipeline`."""
         super().__init__(source, spec, execution)
-        self._pool = self._make_pool()
         self._stage: DeviceStage | None = None
+        self._pool = self._make_pool()
         self._load_s = 0.0
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
@@ -77,7 +78,8 @@ class HostPipeline(Pipeline):
     def _release(self) -> None:
         if self._stage is not None:
             self._stage.drain()
-        self._pool.close()
+        if hasattr(self, "_pool"):  # not where making it was refused
+            self._pool.close()
 
     def _details(self) -> dict[str, Any]:
         return {"pool": self._pool.name, "workers": self._pool.workers, "load_s": self._load_s}
@@ -91,6 +93,12 @@ class HostPipeline(Pipeline):
         # One buffer for each batch in work, in flight, with the caller, and one that the caller is about to drop.
         buffers = BufferPool(pinned_or_plain(shape, pinned=execution.pin_memory), keep=in_work + _ON_DEVICE + 2)
         processes = options.pool == "processes" or (options.pool == "auto" and bool(spec.recipe.callables))
+        if options.pool == "threads" and spec.recipe.callables:
+            raise UsageError(
+                "HostOptions.pool",
+                "threads with a Python callable in transform",
+                '"auto" or "processes": threads share the random state that a callable draws from',
+            )
         if execution.workers == 0:
             return CallerPool(loader, buffers)
         if processes:

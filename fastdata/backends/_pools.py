@@ -41,8 +41,10 @@ class Chunk:
 class Slot(Protocol):
     """Memory that one batch is loaded into."""
 
-    array: NDArray[np.uint8]
-    """(batch_size, H, W, 3)."""
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """(batch_size, H, W, 3)."""
+        ...
 
 
 class Pool(Protocol):
@@ -250,7 +252,7 @@ def worker_died(exc: BaseException) -> WorkerError:
 
 def _check_shared_memory(needed: int) -> None:
     """Refuse before the first batch what would end in a bus error in the middle of an epoch."""
-    folder = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
+    folder = "/dev/shm"
     if not os.path.isdir(folder):
         return
     stat = os.statvfs(folder)

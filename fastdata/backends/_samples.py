@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata.decode import decode_reference, decode_torchvision, decode_turbo, orient, reference_info
+from fastdata.decode import decode_reference, decode_torchvision, decode_turbo, orient, reference_size
 from fastdata.errors import DecodeError, SourceError, WorkerError
 from fastdata.geometry import Geometry, plan_geometry
 from fastdata.jpeg import REFUSALS, read_headers
@@ -140,7 +140,7 @@ class SampleLoader:
     ) -> None:
         try:
             picture = decode_reference(data)
-            turn = reference_info(data).orientation if self.orientation == "apply" else 1
+            turn = reference_size(data).orientation if self.orientation == "apply" else 1
         except DecodeError as error:
             result.failed.append((index, self.source.where(position), error.found))
             return
@@ -177,7 +177,9 @@ class SampleLoader:
                             f"transform {function!r} on {where}", f"{type(exc).__name__}: {exc}", "a picture"
                         ) from exc
             if not isinstance(picture, torch.Tensor) or picture.shape != before or picture.dtype != torch.uint8:
-                found = f"{tuple(picture.shape)} {picture.dtype}" if isinstance(picture, torch.Tensor) else repr(picture)
+                found = (
+                    f"{tuple(picture.shape)} {picture.dtype}" if isinstance(picture, torch.Tensor) else repr(picture)
+                )
                 raise WorkerError(f"transform {function!r}", found, f"a uint8 tensor of shape {tuple(before)}")
             out[index] = picture.permute(1, 2, 0).numpy()
 

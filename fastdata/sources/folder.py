@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fastdata.errors import SourceError, UsageError
 from fastdata.order import ShardLayout
 from fastdata.sources.labels import labels_from_callable, labels_from_csv, text_paths
-from fastdata.sources.paths import printable, to_text
+from fastdata.sources.paths import printable
 from fastdata.sources.scan import FolderScan, scan_folder
 from fastdata.spec import Labels
 
@@ -96,7 +96,9 @@ def _nothing_found(root: Path, scan: FolderScan, class_folders: bool) -> SourceE
         )
     if class_folders and scan.classes:
         _check_classes(root, scan)
-    return SourceError(str(root), f"no pictures ({'it is empty' if not ignored else 'ignored: ' + ignored})", "pictures")
+    return SourceError(
+        str(root), f"no pictures ({'it is empty' if not ignored else 'ignored: ' + ignored})", "pictures"
+    )
 
 
 class FolderSource:
@@ -148,9 +150,18 @@ class FolderSource:
         """Return the path of one sample below `root`, with ``/``."""
         return self._scan.paths[int(self.ids[position])]
 
+    def path(self, position: int) -> bytes:
+        """Return the path of one sample as the system takes it."""
+        return self._prefix + self.relative_path(position)
+
+    @property
+    def relative_paths(self) -> PathTable:
+        """Relative paths by id."""
+        return self._scan.paths
+
     def read(self, position: int) -> bytes:
         """Return the bytes of one file: one open, one stat, one read, one close."""
-        path = self._prefix + self.relative_path(position)
+        path = self.path(position)
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -166,7 +177,7 @@ class FolderSource:
 
     def where(self, position: int) -> str:
         """Return the path of one file."""
-        return printable(self._prefix + self.relative_path(position))
+        return printable(self.path(position))
 
     def will_need(self, positions: NDArray[np.int64]) -> None:
         """Do nothing: an advice for each file costs about as much as reading it."""
@@ -195,4 +206,3 @@ def _read_on(handle: int, data: bytes, size: int) -> bytes:
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
-

@@ -130,7 +130,9 @@ def as_label_array(
     first = type(parsed[0])
     odd = next(i for i, value in enumerate(parsed) if type(value) not in (int, float, str) or
                (type(value) is str) != (first is str))  # fmt: skip
-    raise error(odd, repr(values[odd]), "a label of the same kind as the others: int, float, text or a sequence of numbers")
+    raise error(
+        odd, repr(values[odd]), "a label of the same kind as the others: int, float, text or a sequence of numbers"
+    )
 
 
 def _as_rows(values: Sequence[Any], error: Callable[[int, str, str], SourceError]) -> NDArray[np.float32]:

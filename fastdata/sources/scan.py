@@ -223,7 +223,9 @@ def _keep(scan: FolderScan, walk: _Walk, cache_file: Path) -> None:
 def _load(cache_file: Path) -> FolderScan:
     header, arrays = read_array_file(cache_file)
     paths = PathTable(arrays["paths"], arrays["path_offsets"])
-    return FolderScan(paths, arrays["labels"], tuple(header["classes"]), header["ignored"], cache_file, header["arrays_sha256"])
+    return FolderScan(
+        paths, arrays["labels"], tuple(header["classes"]), header["ignored"], cache_file, header["arrays_sha256"]
+    )
 
 
 def _load_same(cache_file: Path, digest: str) -> FolderScan:

@@ -1,0 +1,469 @@
+"""Huffman coding of JPEG blocks: from a sequential scan to DC values and AC tokens, and back with other restarts.
+
+A block is held as its DC value and its AC *tokens*: ``symbol << 16 | extra bits``, as coded. Tokens are what the picture
+holds without loss, and neither restart markers nor Huffman tables change them. Code lengths and canonical codes follow
+ITU-T T.81, annexes C, F and K.
+
+A damaged scan is one that a decoder could only guess at: an undefined code, a coefficient past the 63rd, data that end
+early or go on, a wrong restart marker. It gets no tokens, even where libjpeg would carry on with a warning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdata._native import (
+    byte_pointer,
+    compiled,
+    count_leading_zeros,
+    inlined,
+    integer,
+    long_pointer,
+    short_pointer,
+    word_pointer,
+)
+
+LOOK_BITS: Final = 10
+"""Codes up to this length are decoded by one table look-up."""
+TABLES: Final = 8
+"""Rows of a set of tables: DC tables 0..3, then AC tables 0..3."""
+MAX_BLOCK_BYTES: Final = 520
+"""More than a block can take: 64 codes of 16 bits with 15 extra bits each, every byte stuffed."""
+LIMITS: Final = 36
+"""Numbers that `define_table` keeps a table for its longer codes."""
+MAX_DC_BITS: Final = 11
+"""Largest category of a DC difference in 8-bit pictures (T.81, table F.1)."""
+
+
+Pointer = Any
+"""A pointer inside a kernel: indexes like an array."""
+Pointers = Any
+"""Pointers to look-ups, limits and symbols."""
+
+
+def empty_tables() -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.uint8]]:
+    """Return (8, 1024) look-ups, (8, 36) code limits and (8, 256) symbols, none of them defined."""
+    return (
+        np.zeros((TABLES, 1 << LOOK_BITS), np.uint16),
+        np.zeros((TABLES, LIMITS), np.int64),
+        np.zeros((TABLES, 256), np.uint8),
+    )
+
+
+@compiled
+def define_table(
+    counts: NDArray[np.uint8],
+    symbols: NDArray[np.uint8],
+    look: NDArray[np.uint16],
+    limits: NDArray[np.int64],
+    values: NDArray[np.uint8],
+) -> bool:
+    """Fill one table from a DHT segment's 16 counts and its symbols; return whether they form a code.
+
+    ``look[first 10 bits]`` is ``length << 8 | symbol``, 0 for longer codes. ``limits[length]`` is one more than the last
+    code of that length, and ``limits[18 + length]`` what to add to a code for its place in `values`.
+    """
+    look[:] = 0
+    limits[:] = 0
+    code, at = 0, 0
+    for length in range(1, 17):
+        count = integer(counts[length - 1])
+        if code + count > 1 << length:
+            return False
+        limits[18 + length] = at - code
+        for _ in range(count):
+            values[at] = symbols[at]
+            if length <= LOOK_BITS:
+                first = code << (LOOK_BITS - length)
+                for i in range(first, first + (1 << (LOOK_BITS - length))):
+                    look[i] = (length << 8) | integer(symbols[at])
+            code += 1
+            at += 1
+        limits[length] = code
+        code <<= 1
+    return at > 0
+
+
+@inlined
+def pointers(look: NDArray[np.uint16], limits: NDArray[np.int64], values: NDArray[np.uint8]) -> Pointers:
+    """Return pointers to a set of tables (see `define_table`), for `next_code`."""
+    return short_pointer(look.ctypes.data), long_pointer(limits.ctypes.data), byte_pointer(values.ctypes.data)
+
+
+@compiled
+def fill_slowly(
+    source: Pointer, size_bytes: int, at: int, buffer: int, bits: int, beyond: int
+) -> tuple[int, int, int, int]:
+    """Read bytes until more than 48 bits are held, removing stuffing; at a marker, add zeros and count them."""
+    while bits <= 48:
+        if at < size_bytes and source[at] != 0xFF:
+            buffer = (buffer << 8) | integer(source[at])
+            at += 1
+        elif at + 1 < size_bytes and source[at + 1] == 0:
+            buffer = (buffer << 8) | 0xFF
+            at += 2
+        else:
+            buffer <<= 8
+            beyond += 8
+        bits += 8
+    return at, buffer, bits, beyond
+
+
+@inlined
+def fill(
+    source: Pointer, size_bytes: int, at: int, buffer: int, bits: int, beyond: int
+) -> tuple[int, int, int, int]:
+    """Make sure that more than 32 bits are held: a code and its extra bits take at most 31.
+
+    `buffer` holds its next bits lowest-last; `bits` counts them, `beyond` how many of them lie past the data.
+    """
+    if bits > 32:
+        return at, buffer, bits, beyond
+    if at + 4 <= size_bytes:
+        word = (
+            (integer(source[at]) << 24)
+            | (integer(source[at + 1]) << 16)
+            | (integer(source[at + 2]) << 8)
+            | integer(source[at + 3])
+        )
+        if ((word ^ 0xFFFFFFFF) - 0x01010101) & word & 0x80808080 == 0:  # no byte is 0xFF
+            return at + 4, (buffer << 32) | word, bits + 32, beyond
+    return fill_slowly(source, size_bytes, at, buffer, bits, beyond)
+
+
+@compiled
+def long_code(buffer: int, bits: int, row: int, tables: Pointers) -> int:
+    """Return ``length << 8 | symbol`` of a code longer than the look-up, 0 where no code fits."""
+    _, limits, values = tables
+    for length in range(LOOK_BITS + 1, 17):
+        code = (buffer >> (bits - length)) & ((1 << length) - 1)
+        if code < limits[row * LIMITS + length]:
+            place = code + limits[row * LIMITS + 18 + length]
+            return (length << 8) | integer(values[row * 256 + place]) if 0 <= place < 256 else 0
+    return 0
+
+
+@inlined
+def next_code(buffer: int, bits: int, row: int, tables: Pointers) -> int:
+    """Return ``length << 8 | symbol`` of the next code in table `row`, 0 where no code fits."""
+    found = integer(tables[0][(row << LOOK_BITS) + ((buffer >> (bits - LOOK_BITS)) & ((1 << LOOK_BITS) - 1))])
+    return found if found else long_code(buffer, bits, row, tables)
+
+
+@inlined
+def extend(value: int, size: int) -> int:
+    """Return the signed number that `size` extra bits stand for (T.81, figure F.12)."""
+    return value if size == 0 or value >> (size - 1) else value - (1 << size) + 1
+
+
+@compiled
+def after_segment(source: Pointer, size_bytes: int, at: int, bits: int, beyond: int) -> int:
+    """Return the place of the marker byte that ends entropy-coded data, -1 where data are missing or left over."""
+    if bits < beyond or bits - beyond >= 8 or at >= size_bytes or source[at] != 0xFF:
+        return -1
+    while at + 1 < size_bytes and source[at + 1] == 0xFF:  # fill bytes
+        at += 1
+    return at + 1 if at + 1 < size_bytes and source[at + 1] != 0 else -1
+
+
+@compiled
+def decode_scan(
+    data: NDArray[np.uint8],
+    at: int,
+    mcus: int,
+    restart_interval: int,
+    pattern: NDArray[np.int64],
+    look: NDArray[np.uint16],
+    limits: NDArray[np.int64],
+    values: NDArray[np.uint8],
+    dc: NDArray[np.int16],
+    counts: NDArray[np.uint8],
+    tokens: NDArray[np.uint32],
+) -> tuple[int, int]:
+    """Decode one sequential scan into blocks in coded order.
+
+    Args:
+        data: The file.
+        at: Its first entropy-coded byte.
+        mcus: MCUs in the scan.
+        restart_interval: MCUs between restart markers, 0 without.
+        pattern: (blocks of an MCU, 3): the component's place in the scan, its DC table, its AC table + 4.
+        look: See `define_table`; so are `limits` and `values`.
+        limits: (8, 36).
+        values: (8, 256).
+        dc: (blocks,) filled with DC values.
+        counts: (blocks,) filled with the number of AC tokens.
+        tokens: Filled with all AC tokens; holds at least 64 a block or as many as the data have bits.
+
+    Returns:
+        Where the marker byte after the scan lies, -1 for damage; and the number of tokens.
+    """
+    source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
+    predicted = np.zeros(4, np.int64)
+    written = word_pointer(tokens.ctypes.data)
+    buffer, bits, beyond = 0, 0, 0
+    block, token, left, restarts = 0, 0, restart_interval, 0
+    for mcu in range(mcus):
+        if restart_interval and left == 0:
+            at = after_segment(source, size_bytes, at, bits, beyond)
+            if at < 0 or source[at] != 0xD0 + (restarts & 7):
+                return -1, 0
+            at, buffer, bits, beyond, left, restarts = at + 1, 0, 0, 0, restart_interval, restarts + 1
+            predicted[:] = 0
+        left -= 1
+        for part in range(len(pattern)):
+            component, table, ac = pattern[part, 0], pattern[part, 1], pattern[part, 2]
+            at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+            found = next_code(buffer, bits, table, tables)
+            size = found & 255
+            if found == 0 or size > MAX_DC_BITS:
+                return -1, 0
+            bits -= found >> 8
+            bits -= size
+            predicted[component] += extend((buffer >> bits) & ((1 << size) - 1), size)
+            if predicted[component] < -32768 or predicted[component] > 32767:
+                return -1, 0
+            dc[block] = predicted[component]
+            first, k = token, 1
+            while k < 64:
+                at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+                found = next_code(buffer, bits, ac, tables)
+                if found == 0:
+                    return -1, 0
+                size = found & 15
+                bits -= (found >> 8) + size
+                written[token] = ((found & 255) << 16) | ((buffer >> bits) & ((1 << size) - 1))
+                token += 1
+                if size == 0 and found & 0xF0 != 0xF0:
+                    if found & 0xF0:
+                        return -1, 0
+                    break
+                k += ((found >> 4) & 15) + 1
+                if k > 64:
+                    return -1, 0
+            if bits < beyond:
+                return -1, 0
+            counts[block] = token - first
+            block += 1
+    return after_segment(source, size_bytes, at, bits, beyond), token
+
+
+@compiled
+def code_lengths(frequencies: NDArray[np.int64], counts: NDArray[np.uint8], symbols: NDArray[np.uint8]) -> int:
+    """Find the shortest Huffman code of at most 16 bits that leaves the all-ones code free (T.81, annex K.2).
+
+    Args:
+        frequencies: (256,) how often each symbol occurs.
+        counts: (16,) filled with the number of codes of each length.
+        symbols: (256,) filled with the symbols in the order of their codes.
+
+    Returns:
+        The number of symbols.
+    """
+    order = np.argsort(-frequencies)
+    used = 0
+    while used < 256 and frequencies[order[used]] > 0:
+        symbols[used] = order[used]
+        used += 1
+    # Two queues: leaves by rising frequency (leaf 0 stands for the all-ones code), and merged nodes, which rise too.
+    leaves = used + 1
+    weight, parent = np.zeros(2 * leaves, np.int64), np.zeros(2 * leaves, np.int64)
+    for i in range(used):
+        weight[1 + i] = frequencies[symbols[used - 1 - i]]
+    leaf, node = 0, leaves
+    for merged in range(leaves, 2 * leaves - 1):
+        for _ in range(2):
+            if leaf < leaves and (node >= merged or weight[leaf] <= weight[node]):
+                taken, leaf = leaf, leaf + 1
+            else:
+                taken, node = node, node + 1
+            weight[merged] += weight[taken]
+            parent[taken] = merged
+    of_length, depth = np.zeros(300, np.int64), np.zeros(2 * leaves, np.int64)
+    for i in range(2 * leaves - 3, -1, -1):
+        depth[i] = depth[parent[i]] + 1
+        if i < leaves:
+            of_length[depth[i]] += 1
+    for length in range(299, 16, -1):
+        while of_length[length] > 0:  # T.81, figure K.3: move a pair up, split a shorter code to make room
+            shorter = length - 2
+            while of_length[shorter] == 0:
+                shorter -= 1
+            of_length[length] -= 2
+            of_length[length - 1] += 1
+            of_length[shorter + 1] += 2
+            of_length[shorter] -= 1
+    longest = 16
+    while longest > 1 and of_length[longest] == 0:
+        longest -= 1
+    of_length[longest] -= 1
+    for length in range(1, 17):
+        counts[length - 1] = of_length[length]
+    return used
+
+
+@compiled
+def code_table(counts: NDArray[np.uint8], symbols: NDArray[np.uint8], codes: NDArray[np.int64]) -> None:
+    """Fill ``codes[symbol]`` with ``code << 8 | length``, 0 for symbols without a code (T.81, annex C)."""
+    codes[:] = 0
+    code, at = 0, 0
+    for length in range(1, 17):
+        for _ in range(counts[length - 1]):
+            codes[symbols[at]] = (code << 8) | length
+            code += 1
+            at += 1
+        code <<= 1
+
+
+@inlined
+def bit_size(value: int) -> int:
+    """Return the bits of ``abs(value)``."""
+    return 64 - count_leading_zeros(abs(value))
+
+
+@compiled
+def count_symbols(
+    pattern: NDArray[np.int64],
+    mcus: int,
+    restart_interval: int,
+    dc: NDArray[np.int16],
+    counts: NDArray[np.uint8],
+    tokens: NDArray[np.uint32],
+    frequencies: NDArray[np.int64],
+) -> bool:
+    """Count the symbols of each table when restarts come every `restart_interval` MCUs.
+
+    Args:
+        pattern: (blocks of an MCU,) the component of each block.
+        mcus: MCUs of the picture.
+        restart_interval: MCUs.
+        dc: (blocks,).
+        counts: (blocks,).
+        tokens: (tokens,).
+        frequencies: (4, 256) raised: DC of component 0, DC of the others, AC of component 0, AC of the others.
+
+    Returns:
+        Whether every DC difference can be coded.
+    """
+    predicted = np.zeros(4, np.int64)
+    block, token = 0, 0
+    for mcu in range(mcus):
+        if mcu % restart_interval == 0:
+            predicted[:] = 0
+        for part in range(len(pattern)):
+            component = pattern[part]
+            table = 0 if component == 0 else 1
+            size = bit_size(integer(dc[block]) - predicted[component])
+            if size > MAX_DC_BITS:
+                return False
+            predicted[component] = dc[block]
+            frequencies[table, size] += 1
+            for i in range(token, token + counts[block]):
+                frequencies[2 + table, tokens[i] >> 16] += 1
+            token += counts[block]
+            block += 1
+    return True
+
+
+@inlined
+def _put_bytes(out: Pointer, at: int, word: int, count: int) -> int:
+    """Write the `count` bytes of `word`, stuffed; return the place after them."""
+    for shift in range(8 * (count - 1), -1, -8):
+        byte = (word >> shift) & 255
+        out[at] = byte
+        at += 1
+        if byte == 0xFF:
+            out[at] = 0
+            at += 1
+    return at
+
+
+@inlined
+def _put(out: Pointer, at: int, held: int, bits: int, code: int, size: int) -> tuple[int, int, int]:
+    """Append `size` <= 31 bits to the `bits` < 32 bits that are held, writing four bytes when there are as many."""
+    held = (held << size) | code
+    bits += size
+    if bits < 32:
+        return at, held, bits
+    bits -= 32
+    word = (held >> bits) & 0xFFFFFFFF
+    if ((word ^ 0xFFFFFFFF) - 0x01010101) & word & 0x80808080:
+        return _put_bytes(out, at, word, 4), held, bits
+    out[at] = word >> 24
+    out[at + 1] = (word >> 16) & 255
+    out[at + 2] = (word >> 8) & 255
+    out[at + 3] = word & 255
+    return at + 4, held, bits
+
+
+@compiled
+def encode_scan(
+    pattern: NDArray[np.int64],
+    mcus: int,
+    restart_interval: int,
+    dc: NDArray[np.int16],
+    counts: NDArray[np.uint8],
+    tokens: NDArray[np.uint32],
+    codes: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    lengths: NDArray[np.int64],
+) -> int:
+    """Code blocks with restart markers; arguments as for `count_symbols`.
+
+    Args:
+        pattern: (blocks of an MCU,).
+        mcus: MCUs of the picture.
+        restart_interval: MCUs.
+        dc: (blocks,).
+        counts: (blocks,).
+        tokens: (tokens,).
+        codes: (4, 256) from `code_table`, in the order of `count_symbols`.
+        out: Filled with the entropy-coded data, restart markers included, without an end marker.
+        lengths: (mcus / restart_interval,) filled with the bytes of each segment, without its marker.
+
+    Returns:
+        Bytes written, -1 where `out` is too small.
+    """
+    predicted = np.zeros(4, np.int64)
+    block, token, at, held, bits = 0, 0, 0, 0, 0
+    room = integer(out.size) - MAX_BLOCK_BYTES * integer(len(pattern)) - 16
+    segment, start, left = 0, 0, restart_interval
+    target = byte_pointer(out.ctypes.data)
+    for mcu in range(mcus):
+        if at > room:
+            return -1
+        for part in range(len(pattern)):
+            component = pattern[part]
+            table = 0 if component == 0 else 1
+            difference = integer(dc[block]) - predicted[component]
+            predicted[component] = dc[block]
+            size = bit_size(difference)
+            extra = difference if difference >= 0 else difference + (1 << size) - 1
+            found = codes[table, size]
+            at, held, bits = _put(target, at, held, bits, ((found >> 8) << size) | extra, (found & 255) + size)
+            table += 2
+            for i in range(token, token + counts[block]):
+                symbol = integer(tokens[i]) >> 16
+                size = symbol & 15
+                found = codes[table, symbol]
+                extra = integer(tokens[i]) & 0xFFFF
+                at, held, bits = _put(target, at, held, bits, ((found >> 8) << size) | extra, (found & 255) + size)
+            token += counts[block]
+            block += 1
+        left -= 1
+        if left == 0 or mcu == mcus - 1:
+            padding = -bits & 7  # with ones (T.81, F.1.2.3)
+            held = (held << padding) | ((1 << padding) - 1)
+            at = _put_bytes(target, at, held, (bits + padding) >> 3)
+            lengths[segment] = at - start
+            held, bits, left = 0, 0, restart_interval
+            if mcu < mcus - 1:
+                target[at] = 0xFF
+                target[at + 1] = 0xD0 + (segment & 7)
+                at += 2
+            segment, start = segment + 1, at
+            predicted[:] = 0
+    return at

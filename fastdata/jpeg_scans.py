@@ -1,0 +1,294 @@
+"""Progressive and multi-scan JPEGs: their scans are gathered into coefficients, and those become blocks of one scan.
+
+Coefficients are (blocks, 64) int16 in zigzag order, component after component, each padded to whole MCUs. An *order*
+lists the blocks of a scan as they are coded. The procedures are those of ITU-T T.81, annex G; what counts as damage,
+and what a block's tokens are, is said in `fastdata.jpeg_entropy`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdata._native import byte_pointer, compiled, inlined, integer
+from fastdata.jpeg_entropy import MAX_DC_BITS, after_segment, bit_size, extend, fill, next_code, pointers
+
+
+@compiled
+def interleaved_order(grids: NDArray[np.int64], mcus_across: int, mcus_down: int, order: NDArray[np.int64]) -> None:
+    """List the blocks of a scan of whole MCUs.
+
+    Args:
+        grids: (components of the scan, 4): first block, blocks a row, blocks of an MCU across, and down.
+        mcus_across: MCUs.
+        mcus_down: MCUs.
+        order: Filled with the blocks in coded order.
+    """
+    at = 0
+    for mcu in range(mcus_across * mcus_down):
+        row, column = mcu // mcus_across, mcu % mcus_across
+        for part in range(len(grids)):
+            first, stride, across, down = grids[part, 0], grids[part, 1], grids[part, 2], grids[part, 3]
+            for y in range(down):
+                for x in range(across):
+                    order[at] = first + (row * down + y) * stride + column * across + x
+                    at += 1
+
+
+def plain_order(first: int, stride: int, blocks_across: int, blocks_down: int) -> NDArray[np.int64]:
+    """List the blocks of a scan of one component, which leaves out the padding."""
+    rows = first + stride * np.arange(blocks_down, dtype=np.int64)
+    return (rows[:, None] + np.arange(blocks_across, dtype=np.int64)).reshape(-1)
+
+
+@compiled
+def expand(
+    order: NDArray[np.int64],
+    dc: NDArray[np.int16],
+    counts: NDArray[np.uint8],
+    tokens: NDArray[np.uint32],
+    coefficients: NDArray[np.int16],
+) -> None:
+    """Write the blocks of a sequential scan into `coefficients`."""
+    token = 0
+    for i in range(len(order)):
+        block = coefficients[order[i]]
+        block[0] = dc[i]
+        k = 1
+        for at in range(token, token + counts[i]):
+            symbol = integer(tokens[at]) >> 16
+            k += symbol >> 4
+            size = symbol & 15
+            if size:
+                block[k] = extend(integer(tokens[at]) & 0xFFFF, size)
+            k += 1
+        token += counts[i]
+
+
+@compiled
+def collapse(
+    order: NDArray[np.int64],
+    coefficients: NDArray[np.int16],
+    dc: NDArray[np.int16],
+    counts: NDArray[np.uint8],
+    tokens: NDArray[np.uint32],
+) -> int:
+    """Turn coefficients into blocks in coded order; return the number of tokens, -1 where one has over 10 bits."""
+    token = 0
+    for i in range(len(order)):
+        block = coefficients[order[i]]
+        dc[i] = block[0]
+        first, run = token, 0
+        for k in range(1, 64):
+            value = integer(block[k])
+            if value == 0:
+                run += 1
+                continue
+            while run > 15:
+                tokens[token] = 0xF0 << 16
+                token += 1
+                run -= 16
+            size = bit_size(value)
+            if size > MAX_DC_BITS - 1:
+                return -1
+            extra = value if value > 0 else value + (1 << size) - 1
+            tokens[token] = (((run << 4) | size) << 16) | extra
+            token += 1
+            run = 0
+        if run:
+            tokens[token] = 0
+            token += 1
+        counts[i] = token - first
+    return token
+
+
+@inlined
+def _bits(buffer: int, bits: int, count: int) -> int:
+    return (buffer >> (bits - count)) & ((1 << count) - 1)
+
+
+@compiled
+def decode_dc(
+    data: NDArray[np.uint8],
+    at: int,
+    order: NDArray[np.int64],
+    pattern: NDArray[np.int64],
+    restart_interval: int,
+    low_bit: int,
+    refine: bool,
+    look: NDArray[np.uint16],
+    limits: NDArray[np.int64],
+    values: NDArray[np.uint8],
+    coefficients: NDArray[np.int16],
+) -> int:
+    """Decode a DC scan of a progressive picture.
+
+    Args:
+        data: The file.
+        at: The first entropy-coded byte of the scan.
+        order: Blocks of the scan.
+        pattern: (blocks of an MCU, 3): the component's place in the scan, its DC table, unused.
+        restart_interval: MCUs, 0 without.
+        low_bit: Position of the bits that the scan brings.
+        refine: Whether it brings one more bit of known values.
+        look: (8, 1024), see `fastdata.jpeg_entropy.define_table`.
+        limits: (8, 36).
+        values: (8, 256).
+        coefficients: (blocks, 64) changed in place.
+
+    Returns:
+        Where the marker byte after the scan lies, -1 for damage.
+    """
+    source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
+    predicted = np.zeros(4, np.int64)
+    buffer, bits, beyond, restarts = 0, 0, 0, 0
+    blocks_per_mcu = integer(len(pattern))
+    until_restart = restart_interval * blocks_per_mcu
+    for i in range(len(order)):
+        if until_restart and i and i % until_restart == 0:
+            at = after_segment(source, size_bytes, at, bits, beyond)
+            if at < 0 or source[at] != 0xD0 + (restarts & 7):
+                return -1
+            at, buffer, bits, beyond, restarts = at + 1, 0, 0, 0, restarts + 1
+            predicted[:] = 0
+        at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+        if refine:
+            coefficients[order[i], 0] |= _bits(buffer, bits, 1) << low_bit
+            bits -= 1
+            continue
+        part = i % blocks_per_mcu
+        component, table = pattern[part, 0], pattern[part, 1]
+        found = next_code(buffer, bits, table, tables)
+        size = found & 255
+        if found == 0 or size > MAX_DC_BITS:
+            return -1
+        bits -= found >> 8
+        predicted[component] += extend(_bits(buffer, bits, size), size)
+        bits -= size
+        value = predicted[component] << low_bit
+        if bits < beyond or value < -32768 or value > 32767:
+            return -1
+        coefficients[order[i], 0] = value
+    return after_segment(source, size_bytes, at, bits, beyond)
+
+
+@compiled
+def decode_ac(
+    data: NDArray[np.uint8],
+    at: int,
+    order: NDArray[np.int64],
+    restart_interval: int,
+    first_k: int,
+    last_k: int,
+    low_bit: int,
+    table: int,
+    look: NDArray[np.uint16],
+    limits: NDArray[np.int64],
+    values: NDArray[np.uint8],
+    coefficients: NDArray[np.int16],
+) -> int:
+    """Decode the first AC scan of a band; `table` is its AC table + 4. Returns as `decode_dc`."""
+    source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
+    buffer, bits, beyond, restarts, blocks_to_skip = 0, 0, 0, 0, 0
+    for i in range(len(order)):
+        if restart_interval and i and i % restart_interval == 0:
+            at = after_segment(source, size_bytes, at, bits, beyond)
+            if at < 0 or source[at] != 0xD0 + (restarts & 7) or blocks_to_skip:
+                return -1
+            at, buffer, bits, beyond, restarts = at + 1, 0, 0, 0, restarts + 1
+        if blocks_to_skip:
+            blocks_to_skip -= 1
+            continue
+        block = coefficients[order[i]]
+        k = first_k
+        while k <= last_k:
+            at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+            found = next_code(buffer, bits, table, tables)
+            if found == 0:
+                return -1
+            bits -= found >> 8
+            run, size = (found >> 4) & 15, found & 15
+            if size == 0 and run < 15:
+                blocks_to_skip = (1 << run) - 1 + _bits(buffer, bits, run)
+                bits -= run
+                break
+            k += run
+            if k > last_k:
+                return -1
+            if size:
+                value = extend(_bits(buffer, bits, size), size) << low_bit
+                if value < -32768 or value > 32767:
+                    return -1
+                block[k] = value
+                bits -= size
+            k += 1
+        if bits < beyond:
+            return -1
+    return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1
+
+
+@compiled
+def refine_ac(
+    data: NDArray[np.uint8],
+    at: int,
+    order: NDArray[np.int64],
+    restart_interval: int,
+    first_k: int,
+    last_k: int,
+    low_bit: int,
+    table: int,
+    look: NDArray[np.uint16],
+    limits: NDArray[np.int64],
+    values: NDArray[np.uint8],
+    coefficients: NDArray[np.int16],
+) -> int:
+    """Decode a scan that brings one more bit of a band; arguments and result as for `decode_ac`."""
+    step = 1 << low_bit
+    source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
+    buffer, bits, beyond, restarts, blocks_to_skip = 0, 0, 0, 0, 0
+    for i in range(len(order)):
+        if restart_interval and i and i % restart_interval == 0:
+            at = after_segment(source, size_bytes, at, bits, beyond)
+            if at < 0 or source[at] != 0xD0 + (restarts & 7) or blocks_to_skip:
+                return -1
+            at, buffer, bits, beyond, restarts = at + 1, 0, 0, 0, restarts + 1
+        block = coefficients[order[i]]
+        k = first_k
+        while k <= last_k:
+            zeros, new = 64, 0  # what a skipped block does: correct every known value, add none
+            if blocks_to_skip == 0:
+                at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+                found = next_code(buffer, bits, table, tables)
+                if found == 0 or found & 15 > 1:
+                    return -1
+                bits -= found >> 8
+                zeros = (found >> 4) & 15
+                if found & 15:
+                    new = step if _bits(buffer, bits, 1) else -step
+                    bits -= 1
+                elif zeros < 15:
+                    blocks_to_skip = (1 << zeros) + _bits(buffer, bits, zeros)
+                    bits -= zeros
+                    zeros = 64
+            while k <= last_k:
+                value = integer(block[k])
+                if value:
+                    at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+                    bits -= 1
+                    if (buffer >> bits) & 1 and abs(value) & step == 0:
+                        block[k] = value + (step if value > 0 else -step)
+                elif zeros == 0:
+                    break
+                else:
+                    zeros -= 1
+                k += 1
+            if new:
+                if k > last_k:
+                    return -1
+                block[k] = new
+            k += 1
+        if blocks_to_skip:
+            blocks_to_skip -= 1
+        if bits < beyond:
+            return -1
+    return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1

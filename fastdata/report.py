@@ -1,0 +1,224 @@
+"""The benchmark file and the terminal table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from fastdata.errors import FastDataError
+from fastdata.machine import describe_machine, describe_versions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = 1
+REQUIRED_ROW_FIELDS = frozenset(
+    {
+        "backend",
+        "mode",
+        "images_per_s",
+        "images_per_s_runs",
+        "cpu_percent",
+        "cpu_cores_available",
+        "gpu_util_percent",
+        "gpu_sm_active_percent",
+        "jpeg_engine_percent",
+        "first_batch_s",
+        "peak_memory_mb",
+        "data_wait_percent",
+        "images",
+        "skipped",
+        "cache",
+    }
+)
+METHOD = (
+    "A fresh process for each repeat of each row; repeats of all rows take turns, forwards and backwards.",
+    "The clock starts once everything that was made ahead during start-up has been dropped, and stops when the last"
+    " counted batch (in training: its step) is finished on the device. Images are counted from the delivered tensors.",
+    "Ends of epochs inside a window count: who trains pays for them.",
+    "CPU: user + system time of the whole process tree between start and end of the window; 100 % is one core.",
+    "Memory: the highest sampled proportional set size (PSS) of the tree, so that shared pages count once.",
+    "Time to first batch: from the loader's constructor to the first batch on the device; imports of torch and the start"
+    " of CUDA come before it.",
+    "Wait: the time that the loop spends in fetching the next batch. A loop that only fetches waits nearly always; in"
+    " training, what waiting costs is what the share of the ceiling lacks.",
+    "Intervals are 95 % bootstrap intervals of the median over repeats.",
+)
+"""How the figures came about, in sentences for readers of the report."""
+
+Document = dict[str, Any]
+
+
+def make_document(
+    rows: Sequence[dict[str, Any]],
+    *,
+    dataset: dict[str, Any],
+    device: str,
+    gpus: int,
+    command: str,
+    created: str,
+    failures: Sequence[dict[str, str]] = (),
+    unavailable: Sequence[dict[str, str]] = (),
+) -> Document:
+    """Return the benchmark file's content.
+
+    Args:
+        rows: From `fastdata.benchmark.run_benchmark`.
+        dataset: What was read.
+        device: The first rank's device.
+        gpus: CUDA devices used.
+        command: The command line that was given.
+        created: Date and time, ISO 8601.
+        failures: Tasks that gave no row.
+        unavailable: Backends that do not work here: ``backend`` and ``reason``.
+    """
+    return {
+        "schema": SCHEMA,
+        "created": created,
+        "command": command,
+        "machine": describe_machine(device, gpus),
+        "versions": describe_versions(),
+        "dataset": dataset,
+        "method": list(METHOD),
+        "rows": list(rows),
+        "failures": list(failures),
+        "unavailable": list(unavailable),
+    }
+
+
+def write_document(document: Document, path: Path) -> None:
+    """Write a benchmark file; it appears whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n")
+    partial.replace(path)
+
+
+def read_document(path: Path) -> Document:
+    """Read a benchmark file.
+
+    Raises:
+        FastDataError: It cannot be read, is no benchmark file, or has another schema version.
+    """
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as exc:
+        raise FastDataError(str(path), str(exc), "a file that `fastdata bench --json` wrote") from exc
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise FastDataError(str(path), f"schema {schema!r}", f"schema {SCHEMA}", "Measure again with this version.")
+    for number, row in enumerate(document["rows"]):
+        missing = REQUIRED_ROW_FIELDS - row.keys()
+        if missing:
+            raise FastDataError(f"{path} row {number}", f"without {', '.join(sorted(missing))}", "a whole row")
+    return cast("Document", document)
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """Return a short name for a row: backend, source, and order where it is not the full permutation."""
+    if row["mode"] == "synthetic":
+        return "ceiling (one cached batch)"
+    name = f"{row['backend']} · {row.get('source') or row.get('data')}"
+    return f"{name} · {row['order']}" if str(row.get("order", "")).startswith("blocks") else name
+
+
+def collect_notes(document: Document) -> list[str]:
+    """Return what a reader must know besides the figures, each once: reasons of missing values, caches, failures."""
+    notes: dict[str, list[str]] = {}
+    for row in document["rows"]:
+        name = row_name(row)
+        for field, reason in row.get("reasons", {}).items():
+            if field not in ("share_of_ceiling_percent", "epoch_end_s", "images_per_s_spread_percent"):
+                notes.setdefault(reason, [])
+                if field not in notes[reason]:
+                    notes[reason].append(field)
+        if row.get("cache_note"):
+            notes.setdefault(f"{row['cache_note']} ({name})", ["cache"])
+        if row["skipped"]:
+            notes.setdefault(f"{row['skipped']} samples skipped ({name})", ["skipped"])
+        for why, count in row.get("fallbacks", {}).items():
+            notes.setdefault(f"{count} samples went to the reference decoder: {why} ({name})", ["fallbacks"])
+    lines = [f"{', '.join(fields)}: {reason}" for reason, fields in notes.items()]
+    lines += [f"{item['backend']} not measured: {item['reason']}" for item in document["unavailable"]]
+    lines += [f"{i['backend']} on {i['data']} ({i['mode']}) FAILED: {i['error']}" for i in document["failures"]]
+    return lines
+
+
+def show(document: Document, console: Console) -> None:
+    """Print the table and its notes; a narrow terminal gets fewer columns, never cut figures."""
+    from rich import box
+    from rich.table import Table
+
+    machine, rows = document["machine"], document["rows"]
+    cards = ", ".join(str(card["name"]) for card in machine["gpus"] if card["name"]) or "no GPU"
+    table = Table(
+        title=f"{machine['cpu']}, {machine['cpu_cores_available']:g} cores, {cards}",
+        caption="CPU %: the whole process tree, 100 = one core. Memory: PSS of the tree. Interval: 95 % over repeats.",
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("", overflow="fold")
+    columns = [column for column in _COLUMNS if _is_shown(column, rows, console.width)]
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for row in rows:
+        mode = row["mode"] if row["mode"] == "loader" else f"{row['mode']} {row['training']['model']}"
+        table.add_row(f"{row_name(row)}, {mode}", *(column.text(row) for column in columns))
+    console.print(table)
+    for line in collect_notes(document):
+        console.print(f"- {line}", markup=False, highlight=False)
+
+
+def number(value: float | None, digits: int = 0, unit: str = "") -> str:
+    """Return a number as text, or "n/a" for None."""
+    return "n/a" if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def interval_text(row: dict[str, Any]) -> str:
+    """Return the row's interval as text."""
+    interval = row.get("images_per_s_interval")
+    return "n/a" if interval is None else f"{interval[0]:,.0f}-{interval[1]:,.0f}"
+
+
+def _ceiling_text(row: dict[str, Any]) -> str:
+    return "-" if row["mode"] != "train" else number(row["share_of_ceiling_percent"], 1, " %")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the terminal table."""
+
+    heading: str
+    text: Callable[[dict[str, Any]], str]
+    narrow: bool = True
+    """Whether a terminal of less than `_WIDE_CHARACTERS` shows it."""
+    field: str = ""
+    """Left out where this field is null in all rows; the notes give the reason."""
+
+
+_WIDE_CHARACTERS = 118
+
+_COLUMNS = (
+    _Column("cache", lambda row: "-" if row["mode"] == "synthetic" else row["cache"]),
+    _Column("img/s", lambda row: number(row["images_per_s"])),
+    _Column("interval", interval_text, narrow=False),
+    _Column("CPU %", lambda row: number(row["cpu_percent"])),
+    _Column("GPU %", lambda row: number(row["gpu_util_percent"])),
+    _Column("SM %", lambda row: number(row["gpu_sm_active_percent"]), field="gpu_sm_active_percent"),
+    _Column("JPEG %", lambda row: number(row["jpeg_engine_percent"]), field="jpeg_engine_percent"),
+    _Column("first s", lambda row: number(row["first_batch_s"], 2)),
+    _Column("mem MB", lambda row: number(row["peak_memory_mb"]), narrow=False),
+    _Column("wait %", lambda row: number(row["data_wait_percent"]), narrow=False),
+    _Column("skipped", lambda row: number(row["skipped"]), narrow=False),
+    _Column("of ceiling", _ceiling_text, field="share_of_ceiling_percent"),
+)
+
+
+def _is_shown(column: _Column, rows: Sequence[dict[str, Any]], width: int) -> bool:
+    known = not column.field or any(row[column.field] is not None for row in rows)
+    return known and (column.narrow or width >= _WIDE_CHARACTERS)
