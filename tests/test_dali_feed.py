@@ -10,7 +10,7 @@ from fastdata.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedC
 
 pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed")
 
-from fastdata.backends._dali_feed import _copy_rows, graph_windows
+from fastdata.backends._dali_feed import graph_windows
 from fastdata.backends._dali_graph import ppm
 
 SIZES = np.random.default_rng(0).integers(1, 3000, (2000, 2))
@@ -45,19 +45,6 @@ def test_an_evaluation_window_leaves_out_what_the_filter_does_not_read() -> None
     _, window = windows_of(Resize(256), CenterCrop(128))
     large = (SIZES > 600).all(axis=1)
     assert (window.shape[large].prod(axis=1) < 0.4 * SIZES[large].prod(axis=1)).all()
-
-
-def test_rows_hold_the_bytes_and_zeros() -> None:
-    rng = np.random.default_rng(0)
-    blobs = [rng.integers(1, 256, size, dtype=np.uint8) for size in (5, 64, 1, 33)]
-    addresses = np.array([blob.ctypes.data for blob in blobs])
-    lengths = np.array([len(blob) for blob in blobs])
-    buffer = np.full(5 * 64, 255, np.uint8)
-    _copy_rows(addresses, lengths, np.full(4, 64), np.arange(4) * 64, buffer)
-    for row, blob in zip(buffer.reshape(5, 64)[:4], blobs, strict=True):
-        assert np.array_equal(row[: len(blob)], blob)
-        assert not row[len(blob) :].any()
-    assert (buffer[256:] == 255).all()
 
 
 def test_a_ppm_names_width_before_height() -> None:

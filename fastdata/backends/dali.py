@@ -1,4 +1,4 @@
-"""Backend "dali": NVIDIA DALI decodes, on the GPU with its JPEG engines or on the CPU, under the contract of all backends.
+"""Backend "dali": NVIDIA DALI decodes, on the GPU with its JPEG engines or on the CPU, and keeps everybody's contract.
 
 The samples, windows and mirrors come from the plan and the draws, as everywhere; DALI does what it is best at.
 """
@@ -30,8 +30,8 @@ _RETRIES = 3
 class DaliPipeline(Pipeline):
     """Loads pictures with DALI.
 
-    A thread reads files, looks at each and lays batches out (`_dali_feed`); the caller's thread hands them to DALI, some
-    ahead, and takes what DALI made. So nothing but that thread ever touches DALI, and an error needs no hand-shake.
+    A thread reads files, looks at each and lays batches out (`_dali_feed`). The caller's thread hands them to DALI, some
+    ahead, and takes what DALI made: nothing else ever touches DALI, so that an error needs no hand-shake.
     """
 
     name = "dali"
@@ -43,8 +43,8 @@ class DaliPipeline(Pipeline):
         Raises:
             BackendUnavailableError: DALI, or the GPU that is asked for, does not work here.
         """
-        super().__init__(source, spec, execution)
         _require_dali(spec.device)
+        super().__init__(source, spec, execution)
         from fastdata.backends._dali_feed import FeedMaker  # imports numba and torch, which listing backends must not
         from fastdata.backends._dali_graph import DaliGraph, GraphSettings
         from fastdata.backends._device import BatchFinish
@@ -141,8 +141,8 @@ class DaliPipeline(Pipeline):
     def _retry(self, feed: Any, running: deque[Any], error: Any) -> tuple[Any, Any]:
         """Load a batch again after DALI failed on it, and start again what was behind it.
 
-        DALI declares a pipeline that failed invalid, so a fresh one takes over. It names one sample at a time, which goes
-        to the reference; where it names none, or goes on failing, all of the batch does, and DALI decodes only PPM.
+        DALI declares a pipeline that failed invalid, so a fresh one takes over. It names one sample at a time, which
+        goes to the reference; where it names none, or goes on failing, the whole batch does, and DALI gets only PPM.
         """
         from fastdata.backends._dali_graph import GraphError
 
@@ -235,5 +235,5 @@ def _require_dali(device: str) -> None:
 def _short(error: Any) -> str:
     """Return DALI's own words without the traceback of the graph's definition."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "nvImageCodec" in line or "ecode" in line and "File" not in line]
+    telling = [line for line in lines if "nvImageCodec" in line or ("ecode" in line and "File" not in line)]
     return (telling or lines or ["unknown"])[-1][:200]
