@@ -61,7 +61,7 @@ class StoredSize:
     """EXIF orientation 1..8; 1 where there is none or it is not among these."""
 
 
-def decode_reference(data: Encoded, *, where: str = "") -> NDArray[np.uint8]:
+def decode_reference(data: Encoded, *, where: str = "", region: Window | None = None) -> NDArray[np.uint8]:
     """Decode any picture that Pillow reads.
 
     Colour: CMYK and YCCK, palettes and gray become RGB as Pillow converts them; alpha is dropped and hidden colour
@@ -73,6 +73,8 @@ def decode_reference(data: Encoded, *, where: str = "") -> NDArray[np.uint8]:
     Args:
         data: The encoded picture.
         where: Path, or shard and member, for the message.
+        region: Top, left, height, width of the only pixels that are wanted; None: all. Leaving the others out saves
+            their copy from Pillow's memory, which costs a third of a decode.
 
     Returns:
         (h, w, 3) uint8 RGB, C-contiguous, as stored (EXIF orientation not applied).
@@ -81,7 +83,7 @@ def decode_reference(data: Encoded, *, where: str = "") -> NDArray[np.uint8]:
         DecodeError: Pillow does not read it, or it has more than `PIXEL_LIMIT` pixels.
     """
     with _opened(data, where) as picture:
-        return _rgb(picture)
+        return _rgb(picture, region)
 
 
 def reference_size(data: Encoded, *, where: str = "") -> StoredSize:
@@ -268,16 +270,19 @@ def _orientation(picture: ImageFile) -> int:
     return int(found) if found in _TURNS else 1
 
 
-def _rgb(picture: ImageFile) -> NDArray[np.uint8]:
-    """Decode an opened picture to (h, w, 3) uint8."""
+def _rgb(picture: ImageFile, region: Window | None) -> NDArray[np.uint8]:
+    """Decode an opened picture, or a region of it, to (h, w, 3) uint8."""
     picture.load()
-    if picture.mode.startswith("I"):  # "I;16" and its byte orders, or "I"
-        values = np.clip(np.asarray(picture, dtype=np.int64), 0, 65535)
+    picture.info.pop("transparency", None)  # else Pillow warns of, and computes, what RGB cannot keep
+    wanted: Image = picture
+    if region is not None:
+        top, left, height, width = region
+        wanted = picture.crop((left, top, left + width, top + height))
+    if wanted.mode.startswith("I"):  # "I;16" and its byte orders, or "I"
+        values = np.clip(np.asarray(wanted, dtype=np.int64), 0, 65535)
         gray = ((values + 128) // 257).astype(np.uint8)
         return np.repeat(gray[:, :, None], 3, axis=2)
-    picture.info.pop("transparency", None)  # else Pillow warns of, and computes, what RGB cannot keep
-    upright: Image = picture if picture.mode == "RGB" else picture.convert("RGB")
-    return np.array(upright)
+    return np.array(wanted if wanted.mode == "RGB" else wanted.convert("RGB"))
 
 
 @functools.cache

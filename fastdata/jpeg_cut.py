@@ -19,7 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata import jpeg
-from fastdata._native import Buffer, byte_pointer, compiled, copy_bytes, inlined, integer, locate, long_pointer, zero_bytes
+from fastdata._native import (
+    Buffer,
+    byte_pointer,
+    compiled,
+    copy_bytes,
+    inlined,
+    integer,
+    locate,
+    long_pointer,
+    zero_bytes,
+)
 
 OUTCOMES: Final = ("cut", "not crop-ready", "segment table does not fit")
 """What became of a file, by code: only the first is a cut, the others are whole."""
@@ -89,9 +99,7 @@ def cut_batch(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint
     return out, plans
 
 
-def cut(
-    data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] | None = None
-) -> tuple[Buffer, Cut]:
+def cut(data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] | None = None) -> tuple[Buffer, Cut]:
     """Cut one file, without the GIL.
 
     Args:
@@ -146,6 +154,11 @@ class Files:
     headers: NDArray[np.void]
     """(n,) structured array of `fastdata.jpeg.HEADER_DTYPE`."""
 
+    def take(self, which: NDArray[np.int64]) -> Files:
+        """Return some of the files, by index."""
+        buffers = tuple(self.buffers[i] for i in which.tolist())
+        return Files(buffers, self.addresses[which], self.lengths[which], self.headers[which])
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -163,7 +176,7 @@ class Cut:
 
 def _matrix(records: NDArray[np.void]) -> NDArray[np.int64]:
     """Return records of int64 fields as the (n, fields) matrix that kernels take."""
-    return records.view(np.int64).reshape(len(records), -1)
+    return records.view(np.int64).reshape(len(records), len(records.dtype))
 
 
 @inlined

@@ -69,7 +69,9 @@ def make_crop_ready(
         picture = _read(np.frombuffer(data, np.uint8), header)
         intervals = restart_intervals(header) if restart_interval is None else [restart_interval]
         if not set(intervals) <= set(_divisors(picture.mcus_across)):
-            raise UsageError("restart_interval", str(restart_interval), f"a divisor of {picture.mcus_across} MCU columns")
+            raise UsageError(
+                "restart_interval", str(restart_interval), f"a divisor of {picture.mcus_across} MCU columns"
+            )
         written = _write_first_that_fits(picture, intervals, int(len(data) * (1 + max_growth)))
         if check != "none":
             _compare(picture, written)

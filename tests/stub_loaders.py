@@ -22,7 +22,9 @@ def make_batch(task: Task, images: int | None = None) -> Batch:
     count = task.batch_size if images is None else images
     pictures = torch.zeros(count, 3, task.size, task.size, dtype=getattr(torch, task.dtype))
     return Batch(
-        pictures.contiguous(memory_format=torch.channels_last), torch.zeros(count, dtype=torch.int64), torch.arange(count)
+        pictures.contiguous(memory_format=torch.channels_last),
+        torch.zeros(count, dtype=torch.int64),
+        torch.arange(count),
     )
 
 

@@ -26,7 +26,7 @@ from fastdata.backends._samples import SampleLoader
 from fastdata.batch import Skipped
 from fastdata.decode import stored_windows
 from fastdata.errors import SourceError
-from fastdata.geometry import Geometry, plan_geometry
+from fastdata.geometry import Geometry, plan_geometry, upright_sizes
 from fastdata.jpeg import REFUSALS, read_headers_at
 from fastdata.jpeg_cut import CUT, NOT_READY, Files, plan_cuts, write_cuts
 from fastdata.pipeline import EpochPlan, StepPlan
@@ -182,7 +182,7 @@ class FeedMaker:
     def _lay_out(self, step: StepPlan, reads: list[ReadSamples]) -> Feed:
         encoded = [item for read in reads for item in read.encoded]
         files = Files(
-            tuple(reads),
+            tuple(encoded),
             np.concatenate([read.addresses for read in reads]),
             np.concatenate([read.lengths for read in reads]),
             np.concatenate([read.headers for read in reads]),
@@ -233,8 +233,7 @@ class FeedMaker:
         spec, headers = self._spec, files.headers
         turns = headers["orientation"] if spec.orientation == "apply" else np.ones(len(headers), np.int64)
         stored_widths, stored_heights = np.maximum(1, headers["width"]), np.maximum(1, headers["height"])
-        widths = np.where(turns >= 5, stored_heights, stored_widths)
-        heights = np.where(turns >= 5, stored_widths, stored_heights)
+        widths, heights = upright_sizes(stored_widths, stored_heights, turns)
         window = graph_windows(plan_geometry(spec.recipe, spec.seed, step.epoch, step.ids, widths, heights))
         wanted = np.concatenate([window.start, window.shape], axis=1).astype(np.int64)
         started = time.thread_time()
@@ -282,8 +281,7 @@ class FeedMaker:
         parts = [slice(at, at + share) for at in range(0, n, share)]
         padded = longest if as_rows else 0
         writes = [
-            self._pool.submit(self._write_part, _taken(files, kept[p]), plans[p], buffer, starts[p], padded)
-            for p in parts
+            self._pool.submit(self._write_part, files.take(kept[p]), plans[p], buffer, starts[p], padded) for p in parts
         ]
         for written in writes:
             written.result()
@@ -420,10 +418,6 @@ def _with_finished(window: GraphInputs, places: NDArray[np.int64], size: tuple[i
     start[places], shape[places], mirror[places] = 0, size, 0
     region_start[places], region_end[places] = 0, size
     return replace(window, start=start, shape=shape, mirror=mirror, region_start=region_start, region_end=region_end)
-
-
-def _taken(files: Files, rows: NDArray[np.int64]) -> Files:
-    return Files(files.buffers, files.addresses[rows], files.lengths[rows], files.headers[rows])
 
 
 def _user_s() -> float:

@@ -30,8 +30,8 @@ _RETRIES = 3
 class DaliPipeline(Pipeline):
     """Loads pictures with DALI.
 
-    A thread reads files, looks at each and lays batches out (`_dali_feed`). The caller's thread hands them to DALI, some
-    ahead, and takes what DALI made: nothing else ever touches DALI, so that an error needs no hand-shake.
+    A thread reads files, looks at each and lays batches out (`_dali_feed`). The caller's thread hands them to DALI,
+    some ahead, and takes what DALI made: nothing else ever touches DALI, so that an error needs no hand-shake.
     """
 
     name = "dali"

@@ -18,7 +18,14 @@ from fastdata.errors import ShardError, SourceError, UsageError
 from fastdata.progress import Bar
 from fastdata.shards.load import make_transcode
 from fastdata.shards.options import ConvertOptions
-from fastdata.shards.outfolder import SKIPPED_NAME, SPLITS_NAME, clear_set, holds_shards, read_splits, refuse_others_tars
+from fastdata.shards.outfolder import (
+    SKIPPED_NAME,
+    SPLITS_NAME,
+    clear_set,
+    holds_shards,
+    read_splits,
+    refuse_others_tars,
+)
 from fastdata.shards.pack import PackJob, pack_split
 from fastdata.shards.plan import SplitPlan, map_labels, plan_splits, source_digest
 from fastdata.shards.publish import publish_split
@@ -146,7 +153,10 @@ def _refuse_other_set(out: Path, names: Sequence[str], plan: Mapping[str, Any], 
     """
     if not resume:
         raise ShardError(
-            str(out), "it holds shards already", "an empty folder", "Choose another, or pass --overwrite to replace them."
+            str(out),
+            "it holds shards already",
+            "an empty folder",
+            "Choose another, or pass --overwrite to replace them.",
         )
     for name in names:
         path = out / name / INDEX_NAME
@@ -160,7 +170,10 @@ def _another_run(out: Path, found: Mapping[str, Any], plan: Mapping[str, Any]) -
     changed = [f"{key} was {then.get(key)!r}, is {now[key]!r}" for key in now if then.get(key) != now[key]]
     what = ", ".join(changed) or "the source folder changed since"
     return ShardError(
-        str(out), f"shards of another conversion ({what})", "the same input and options", "Pass --overwrite to start anew."
+        str(out),
+        f"shards of another conversion ({what})",
+        "the same input and options",
+        "Pass --overwrite to start anew.",
     )
 
 

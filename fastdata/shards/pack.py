@@ -113,7 +113,9 @@ class _Packer:
         if self._file is not None and archive_bytes(self._file.payload_bytes + size) > self._job.options.max_bytes:
             self._close_shard()
         if self._file is None:
-            self._file = ShardFile(self._job.work.temporary(self._split, self._number), self._write_pool, self._hash_pool)
+            self._file = ShardFile(
+                self._job.work.temporary(self._split, self._number), self._write_pool, self._hash_pool
+            )
         position = sample.position
         parts = sample_parts(
             int(self._job.source.ids[position]), sample.facts.extension, sample.data, int(self._job.labels[position])
@@ -196,9 +198,7 @@ class _Packer:
         return record
 
 
-def _load_in_order(
-    job: PackJob, positions: NDArray[np.int64], pool: ThreadPoolExecutor
-) -> Iterator[Loaded | Refused]:
+def _load_in_order(job: PackJob, positions: NDArray[np.int64], pool: ThreadPoolExecutor) -> Iterator[Loaded | Refused]:
     """Yield samples in the order of their positions, loaded ahead by the pool's threads."""
     ahead: deque[Future[list[Loaded | Refused]]] = deque()
     at = 0
@@ -225,4 +225,3 @@ def _load_chunk(job: PackJob, positions: Sequence[int]) -> list[Loaded | Refused
 
 def _pool(count: int, name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix=f"fastdata-{name}")
-

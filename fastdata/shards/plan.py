@@ -53,7 +53,11 @@ def read_class_map(path: Path) -> tuple[str, ...]:
         given = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(given, list):
         given = {name: label for label, name in enumerate(given)} if len(set(map(str, given))) == len(given) else None
-    if not isinstance(given, dict) or not given or sorted(given.values(), key=repr) != sorted(range(len(given)), key=repr):
+    if (
+        not isinstance(given, dict)
+        or not given
+        or sorted(given.values(), key=repr) != sorted(range(len(given)), key=repr)
+    ):
         raise UsageError("class_map", f"{path}", "each class name once, with labels 0..n-1, each once")
     return tuple(str(name) for name, _ in sorted(given.items(), key=lambda item: int(item[1])))
 

@@ -67,7 +67,9 @@ def _join(
     }
     order, starts = storage_layout(columns["shard"], columns["offset"], len(records))
     whole = len(positions) == len(source)
-    paths = source.relative_paths if whole else PathTable.from_paths([source.relative_path(i) for i in positions.tolist()])
+    paths = (
+        source.relative_paths if whole else PathTable.from_paths([source.relative_path(i) for i in positions.tolist()])
+    )
     return ShardIndex(
         shards=tuple(
             ShardInfo(shard_name(number), record.size_bytes, record.samples, record.sha256)

@@ -113,7 +113,17 @@ def write_index(path: Path, index: ShardIndex) -> None:
     write_array_file(path, header, arrays)
 
 
-_OWN_FIELDS = {"kind", "version", "samples", "fingerprint", "classes", "shards", "arrays", "file_bytes", "arrays_sha256"}
+_OWN_FIELDS = {
+    "kind",
+    "version",
+    "samples",
+    "fingerprint",
+    "classes",
+    "shards",
+    "arrays",
+    "file_bytes",
+    "arrays_sha256",
+}
 _NOT_COLUMNS = {"storage_order", "shard_starts", "paths", "path_offsets"}
 
 
@@ -149,7 +159,10 @@ def _read_same(path: Path, digest: str, shards: tuple[ShardInfo, ...]) -> ShardI
     index = read_index(path)
     if index.digest != digest:
         raise ShardError(
-            str(path), "an index written since by another process", "the one this loader was opened with", "Open it again."
+            str(path),
+            "an index written since by another process",
+            "the one this loader was opened with",
+            "Open it again.",
         )
     return replace(index, shards=shards)
 

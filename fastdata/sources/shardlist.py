@@ -55,7 +55,9 @@ def list_shards(spec: ShardSpec) -> tuple[list[str], list[str]]:
 
 def missing_shards_error(spec: ShardSpec, missing: Sequence[str], found: int) -> ShardError:
     """Return the error that names shards which are not there."""
-    names = ", ".join(missing[:_MOST_NAMED]) + (f" and {len(missing) - _MOST_NAMED} more" * (len(missing) > _MOST_NAMED))
+    names = ", ".join(missing[:_MOST_NAMED]) + (
+        f" and {len(missing) - _MOST_NAMED} more" * (len(missing) > _MOST_NAMED)
+    )
     return ShardError(
         str(spec),
         f"{len(missing)} of {len(missing) + found} shards are missing: {names}",

@@ -19,7 +19,7 @@ from fastdata.sources.paths import IMAGE_EXTENSIONS, to_text
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
-_REGULAR = frozenset(b"\x00" b"0" b"7")
+_REGULAR = frozenset(b"\x0007")
 _LABEL_EXTENSIONS = ("cls", "json")
 _JSON_KEYS = ("label", "cls", "class", "class_id", "class_index")
 _PAX_RECORD = re.compile(rb"(\d+) ([^=]+)=")
@@ -186,7 +186,9 @@ def _sort_in(
             if kind == "cls":  # a .cls wins over the .json of the same sample
                 table[key] = member
             return
-        what = "the same member" if other.name == member.name else f"a second member of the sample ({to_text(other.name)})"
+        what = (
+            "the same member" if other.name == member.name else f"a second member of the sample ({to_text(other.name)})"
+        )
         raise ShardError(shard, f"{what} comes twice", "each member once", member=to_text(member.name))
     table[key] = member
 
