@@ -130,18 +130,21 @@ class DaliOptions:
     read_threads: int = 2
     """Threads that read files or shards and lay batches out in memory."""
     hw_decoder_load: float = 0.8
-    """Share of each batch that goes to the GPU's JPEG engines, 0..1; the rest is decoded by CUDA kernels and threads."""
+    """Share of each batch that goes to the GPU's JPEG engines, 0..1; CUDA kernels and threads decode the rest."""
     queue_depth: int = 3
     """Batches that DALI works on at once. Each holds its memory, on the GPU too."""
     chroma: Literal["fast", "exact"] = "fast"
     """How the GPU enlarges subsampled chroma. "exact" interpolates as libjpeg does, which needs the whole picture to be
     decoded; "fast" decodes the window alone and repeats chroma samples. Decoding on the CPU is exact either way."""
+    region_decode: bool = True
+    """Whether decoders are asked for the window alone. Off: they decode all they get, and the window is cropped after;
+    crop-ready files are cut before, so that this costs them little. ``chroma="exact"`` does so in any case."""
     device_memory_padding_bytes: int = 16 * 2**20
     """GPU memory that each decode thread holds from the start, so that a large picture does not reallocate."""
     host_memory_padding_bytes: int = 8 * 2**20
     """Page-locked host memory that each decode thread holds twice from the start."""
     preallocate_size: tuple[int, int] = (0, 0)
-    """(height, width) of the largest usual picture, for which the JPEG engines get memory from the start; (0, 0): none."""
+    """(height, width) of the largest usual picture: the JPEG engines get memory for it from the start. (0, 0): none."""
 
     def __post_init__(self) -> None:
         """Check counts and shares."""

@@ -1,7 +1,8 @@
 """What DALI is fed: the bytes of each batch laid out in one array, its windows and mirrors, made ahead by a thread.
 
-Every file is looked at here before DALI gets it. What DALI must not take is loaded by the reference, in its final size,
-and travels at its place as a PPM; what nothing can load is left out.
+Every file is looked at here before DALI gets it. Crop-ready files are cut to their window on the way into the array.
+What DALI must not take is loaded by the reference, in its final size, and travels at its place as a PPM; what nothing
+can load is left out.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import compiled, copy_bytes, locate
+from fastdata._native import locate
 from fastdata.backends._dali_graph import GraphInputs, ppm
 from fastdata.backends._samples import SampleLoader
 from fastdata.batch import Skipped
+from fastdata.decode import stored_windows
 from fastdata.errors import SourceError
-from fastdata.geometry import Geometry, plan_geometry
+from fastdata.geometry import Geometry, plan_geometry, upright_sizes
 from fastdata.jpeg import REFUSALS, read_headers_at
+from fastdata.jpeg_cut import CUT, NOT_READY, Files, plan_cuts, write_cuts
 from fastdata.pipeline import EpochPlan, StepPlan
 from fastdata.resample import read_ranges
 from fastdata.sources import Encoded, IndexedSource
@@ -35,9 +38,13 @@ _ROW_ALIGNMENT = 64
 _PADDING_LIMIT = 3
 """Rows of equal length may take this many times the bytes of the pictures; beyond, DALI gets a list (about 5 us a
 sample instead of 1), so that one large file does not blow the batch up."""
+_SMALL_BYTES = 2**20
+"""Up to this size rows are taken whatever they waste."""
 _DALI_MARGIN = 1
 """Pixels around what Pillow's filter reads, since DALI's filter weights are rounded otherwise at its edges."""
 _CHUNK_SAMPLES = 32
+_UNDOING = np.array([1, 1, 2, 3, 4, 5, 8, 7, 6])
+"""EXIF orientation that undoes each orientation: quarter turns undo each other, the rest undo themselves."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class FeedCosts:
     python_s: float = 0.0
     """User CPU seconds of Python code, an upper bound for how long feeding held the interpreter."""
     kernels_s: float = 0.0
-    """CPU seconds in compiled code that does not hold the interpreter: headers, copies."""
+    """CPU seconds in compiled code that does not hold the interpreter: headers, cuts, copies."""
     waited_s: float = 0.0
     """Seconds that the feeding thread waited for reads."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -174,27 +181,31 @@ class FeedMaker:
 
     def _lay_out(self, step: StepPlan, reads: list[ReadSamples]) -> Feed:
         encoded = [item for read in reads for item in read.encoded]
-        addresses = np.concatenate([read.addresses for read in reads])
-        lengths = np.concatenate([read.lengths for read in reads])
-        headers = np.concatenate([read.headers for read in reads])
+        files = Files(
+            tuple(encoded),
+            np.concatenate([read.addresses for read in reads]),
+            np.concatenate([read.lengths for read in reads]),
+            np.concatenate([read.headers for read in reads]),
+        )
         failed = {
             index: self._skipped(step, index, item.found)
             for index, item in enumerate(encoded)
             if isinstance(item, SourceError)
         }
-        reasons = self._reasons(step, headers["refusal"], failed)
-        window = self._windows(step, headers)
+        reasons = self._reasons(step, files.headers["refusal"], failed)
+        window, plans = self._cut(step, files)
         by_reference = np.fromiter(reasons, np.int64, len(reasons))
         if len(by_reference):
             finished = [ppm(picture) for picture in self._load_by_reference(step, by_reference, failed)]
-            addresses[by_reference], lengths[by_reference] = locate(finished)
+            files.addresses[by_reference], files.lengths[by_reference] = locate(finished)
+            plans["outcome"][by_reference], plans["bytes"][by_reference] = NOT_READY, files.lengths[by_reference]
             window = _with_finished(window, by_reference, self._spec.recipe.output_size)
         kept = np.setdiff1d(np.arange(len(encoded)), np.fromiter(failed, np.int64, len(failed)))
         fallbacks = Counter(reason for index, reason in reasons.items() if index not in failed)
         failures = tuple(failed[index] for index in sorted(failed))
         if not len(kept):
             return Feed(step, kept, None, failures, fallbacks, None)
-        rows, buffer = self._copy(addresses[kept], lengths[kept])
+        rows, buffer = self._write(files, plans, kept)
         inputs = GraphInputs(
             rows,
             window.start[kept],
@@ -214,13 +225,26 @@ class FeedMaker:
                     reasons.setdefault(index, self._refused[sample_id])
         return reasons
 
-    def _windows(self, step: StepPlan, headers: NDArray[np.void]) -> GraphInputs:
-        """Return the windows of all samples; those of refused ones mean nothing yet."""
-        swapped = headers["orientation"] >= 5 if self._spec.orientation == "apply" else np.zeros(len(headers), np.bool_)
-        heights = np.maximum(1, np.where(swapped, headers["width"], headers["height"]))
-        widths = np.maximum(1, np.where(swapped, headers["height"], headers["width"]))
-        spec = self._spec
-        return graph_windows(plan_geometry(spec.recipe, spec.seed, step.epoch, step.ids, widths, heights))
+    def _cut(self, step: StepPlan, files: Files) -> tuple[GraphInputs, NDArray[np.void]]:
+        """Return the windows of all samples within what DALI gets of them, and the cuts of crop-ready files.
+
+        The windows of refused files mean nothing yet.
+        """
+        spec, headers = self._spec, files.headers
+        turns = headers["orientation"] if spec.orientation == "apply" else np.ones(len(headers), np.int64)
+        stored_widths, stored_heights = np.maximum(1, headers["width"]), np.maximum(1, headers["height"])
+        widths, heights = upright_sizes(stored_widths, stored_heights, turns)
+        window = graph_windows(plan_geometry(spec.recipe, spec.seed, step.epoch, step.ids, widths, heights))
+        wanted = np.concatenate([window.start, window.shape], axis=1).astype(np.int64)
+        started = time.thread_time()
+        plans = plan_cuts(files, stored_windows(wanted, turns, stored_widths, stored_heights))
+        self.costs.add(kernels_s=time.thread_time() - started)
+        if not (plans["outcome"] == CUT).any():
+            return window, plans
+        cuts = np.stack([plans[name] for name in ("top", "left", "height", "width")], axis=1)
+        # Back to upright coordinates: the turn that undoes a turn, on a "stored" picture that is the upright one.
+        origins = stored_windows(cuts, _UNDOING[turns], widths, heights)[:, :2]
+        return replace(window, start=(window.start - origins).astype(np.int32)), plans
 
     def _load_by_reference(
         self, step: StepPlan, indices: NDArray[np.int64], failed: dict[int, Skipped]
@@ -242,37 +266,39 @@ class FeedMaker:
     def _skipped(self, step: StepPlan, index: int, reason: str) -> Skipped:
         return Skipped(int(step.ids[index]), self._source.where(int(step.positions[index])), reason)
 
-    def _copy(
-        self, addresses: NDArray[np.int64], lengths: NDArray[np.int64]
+    def _write(
+        self, files: Files, plans: NDArray[np.void], kept: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8] | list[NDArray[np.uint8]], NDArray[np.uint8]]:
-        """Copy pictures into reused memory, as equal rows where that wastes little, else one after the other."""
-        n = len(lengths)
+        """Write pictures into reused memory, as equal rows where that wastes little, else one after the other."""
+        plans = plans[kept]
+        lengths, n = plans["bytes"], len(kept)
         longest = -(-int(lengths.max()) // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-        as_rows = n * longest <= max(_PADDING_LIMIT * int(lengths.sum()), 2**20)
+        as_rows = n * longest <= max(_PADDING_LIMIT * int(lengths.sum()), _SMALL_BYTES)
         spaces = np.full(n, longest) if as_rows else -(-lengths // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-        offsets = np.cumsum(spaces) - spaces
+        starts = np.cumsum(spaces) - spaces
         buffer = self._take_buffer(int(spaces.sum()))
         share = -(-n // self._threads)
         parts = [slice(at, at + share) for at in range(0, n, share)]
-        copies = [
-            self._pool.submit(self._copy_part, addresses[p], lengths[p], spaces[p], offsets[p], buffer) for p in parts
+        padded = longest if as_rows else 0
+        writes = [
+            self._pool.submit(self._write_part, files.take(kept[p]), plans[p], buffer, starts[p], padded) for p in parts
         ]
-        for copied in copies:
-            copied.result()
+        for written in writes:
+            written.result()
         if as_rows:
             return buffer[: n * longest].reshape(n, longest), buffer
-        return [buffer[o : o + m] for o, m in zip(offsets.tolist(), lengths.tolist(), strict=True)], buffer
+        return [buffer[o : o + m] for o, m in zip(starts.tolist(), lengths.tolist(), strict=True)], buffer
 
-    def _copy_part(
+    def _write_part(
         self,
-        addresses: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        spaces: NDArray[np.int64],
-        offsets: NDArray[np.int64],
+        files: Files,
+        plans: NDArray[np.void],
         buffer: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        padded_bytes: int,
     ) -> None:
         started = time.thread_time()
-        _copy_rows(addresses, lengths, spaces, offsets, buffer)
+        write_cuts(files, plans, buffer, starts, padded_bytes)
         self.costs.add(kernels_s=time.thread_time() - started)
 
     def _take_buffer(self, size: int) -> NDArray[np.uint8]:
@@ -397,16 +423,3 @@ def _with_finished(window: GraphInputs, places: NDArray[np.int64], size: tuple[i
 def _user_s() -> float:
     """Return this thread's user CPU seconds; system time, such as the copy in a read, does not hold the interpreter."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_utime
-
-
-@compiled
-def _copy_rows(
-    addresses: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    spaces: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    buffer: NDArray[np.uint8],
-) -> None:
-    for i in range(len(addresses)):
-        copy_bytes(buffer.ctypes.data + offsets[i], addresses[i], lengths[i])
-        buffer[offsets[i] + lengths[i] : offsets[i] + spaces[i]] = 0

@@ -1,4 +1,4 @@
-"""Backend "dali": NVIDIA DALI decodes, on the GPU with its JPEG engines or on the CPU, under the contract of all backends.
+"""Backend "dali": NVIDIA DALI decodes, on the GPU with its JPEG engines or on the CPU, and keeps everybody's contract.
 
 The samples, windows and mirrors come from the plan and the draws, as everywhere; DALI does what it is best at.
 """
@@ -23,13 +23,15 @@ from fastdata.spec import DaliOptions, Execution, PipelineSpec
 
 _GPU_DECODE_THREADS = 4
 """Beside the JPEG engines of an H200, more threads cost CPU and bring nothing; fewer starve the rest of the decode."""
+_RETRIES = 3
+"""Attempts to load a batch on which DALI failed; in the last one the reference decodes all of it."""
 
 
 class DaliPipeline(Pipeline):
     """Loads pictures with DALI.
 
-    A thread reads files, looks at each and lays batches out (`_dali_feed`); the caller's thread hands them to DALI, some
-    ahead, and takes what DALI made. So nothing but that thread ever touches DALI, and an error needs no hand-shake.
+    A thread reads files, looks at each and lays batches out (`_dali_feed`). The caller's thread hands them to DALI,
+    some ahead, and takes what DALI made: nothing else ever touches DALI, so that an error needs no hand-shake.
     """
 
     name = "dali"
@@ -41,8 +43,8 @@ class DaliPipeline(Pipeline):
         Raises:
             BackendUnavailableError: DALI, or the GPU that is asked for, does not work here.
         """
-        super().__init__(source, spec, execution)
         _require_dali(spec.device)
+        super().__init__(source, spec, execution)
         from fastdata.backends._dali_feed import FeedMaker  # imports numba and torch, which listing backends must not
         from fastdata.backends._dali_graph import DaliGraph, GraphSettings
         from fastdata.backends._device import BatchFinish
@@ -54,7 +56,7 @@ class DaliPipeline(Pipeline):
         self._graph: DaliGraph | None = None
         self._maker = FeedMaker(source, spec, self._options.read_threads)
         self._retired: deque[tuple[Any, Any]] = deque()
-        self._retries: list[str] = []
+        self._errors: list[str] = []
 
     @classmethod
     def availability(cls) -> Availability:
@@ -66,7 +68,7 @@ class DaliPipeline(Pipeline):
         from fastdata.backends._dali_feed import Feed, FeedCosts, Feeder
 
         self._maker.costs = FeedCosts()
-        self._retries = []
+        self._errors = []
         running: deque[Feed] = deque()
         feeder = Feeder(self._maker, plan, self.execution.prefetch)
         try:
@@ -100,7 +102,7 @@ class DaliPipeline(Pipeline):
             "feed_python_ms_per_batch": 1e3 * costs.python_s / batches,
             "feed_kernels_ms_per_batch": 1e3 * costs.kernels_s / batches,
             "feed_waited_ms_per_batch": 1e3 * costs.waited_s / batches,
-            "dali_errors": list(self._retries),
+            "dali_errors": list(self._errors),
         }
 
     def _decode_threads(self) -> int:
@@ -139,30 +141,27 @@ class DaliPipeline(Pipeline):
     def _retry(self, feed: Any, running: deque[Any], error: Any) -> tuple[Any, Any]:
         """Load a batch again after DALI failed on it, and start again what was behind it.
 
-        DALI declares a pipeline that failed invalid, so a fresh one takes over. First the samples that DALI named go to
-        the reference; where it named none, or fails again, all of them do, which leaves DALI nothing to decode but PPM.
+        DALI declares a pipeline that failed invalid, so a fresh one takes over. It names one sample at a time, which
+        goes to the reference; where it names none, or goes on failing, the whole batch does, and DALI gets only PPM.
         """
         from fastdata.backends._dali_graph import GraphError
 
         assert self._graph is not None
-        if not error.decoding:
-            raise self._broken(feed, error) from error
-        suspects = frozenset(int(feed.kept[place]) for place in error.samples if place < len(feed.kept))
-        everybody = frozenset(range(len(feed.step.ids)))
-        for places in (suspects, everybody):
-            if not places:
-                continue
-            self._retries.append(_short(error))
-            self._maker.refuse(feed.step.ids[sorted(places)].tolist(), f"DALI failed: {_short(error)}")
+        for attempt in range(_RETRIES):
+            if not error.decoding:
+                break
+            self._errors.append(_short(error))
+            named = [int(feed.kept[place]) for place in error.samples if place < len(feed.kept)]
+            last = attempt == _RETRIES - 1
+            suspects = feed.step.ids[named] if named and not last else feed.step.ids
+            self._maker.refuse(suspects.tolist(), "DALI failed on it")
             self._graph.rebuild()
             self._maker.give_back(feed)
             feed = self._maker.make(feed.step, self._maker.read(feed.step))
             for waiting in (feed, *running):
                 self._start(waiting)
-            if feed.inputs is None:
-                return feed, None
             try:
-                return feed, self._graph.receive()
+                return feed, None if feed.inputs is None else self._graph.receive()
             except GraphError as again:
                 error = again
         raise self._broken(feed, error) from error
@@ -204,7 +203,7 @@ class DaliPipeline(Pipeline):
             self._graph.drain()
         except GraphError as error:
             # Nobody asked for these pictures, so this is no fault to report; but DALI must start afresh.
-            self._retries.append(_short(error))
+            self._errors.append(_short(error))
             self._graph.close()
             self._graph = None
         for feed in running:
@@ -236,5 +235,5 @@ def _require_dali(device: str) -> None:
 def _short(error: Any) -> str:
     """Return DALI's own words without the traceback of the graph's definition."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "nvImageCodec" in line or "ecode" in line and "File" not in line]
+    telling = [line for line in lines if "nvImageCodec" in line or ("ecode" in line and "File" not in line)]
     return (telling or lines or ["unknown"])[-1][:200]
