@@ -21,7 +21,7 @@ from fastdata.geometry import Geometry, plan_geometry
 from fastdata.jpeg import REFUSALS, read_headers
 from fastdata.resample import Axis, resample_into
 from fastdata.rng import STREAM_CALLABLE, keys
-from fastdata.sources import Encoded, IndexedSource
+from fastdata.sources import Encoded, SampleReader
 from fastdata.spec import Orientation
 from fastdata.transforms import Recipe
 
@@ -51,7 +51,7 @@ class ChunkResult:
 class SampleLoader:
     """Everything that is needed to load samples of one pipeline; picklable."""
 
-    source: IndexedSource
+    source: SampleReader
     """Where encoded pictures come from."""
     recipe: Recipe
     """What is done to them."""
