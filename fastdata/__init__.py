@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fastdata.batch import Batch, Report, Skipped
     from fastdata.errors import FastDataError
     from fastdata.pipeline import Pipeline
-    from fastdata.spec import BlockShuffle, BufferShuffle, HostOptions, Skip, WebDatasetOptions
+    from fastdata.spec import BlockShuffle, BufferShuffle, DaliOptions, HostOptions, Skip, WebDatasetOptions
     from fastdata.transforms import (
         CenterCrop,
         ColorJitter,
@@ -35,6 +35,7 @@ _HOMES = {
     "BufferShuffle": "spec",
     "CenterCrop": "transforms",
     "ColorJitter": "transforms",
+    "DaliOptions": "spec",
     "FastDataError": "errors",
     "HostOptions": "spec",
     "Normalize": "transforms",
@@ -59,6 +60,7 @@ __all__ = [
     "BufferShuffle",
     "CenterCrop",
     "ColorJitter",
+    "DaliOptions",
     "FastDataError",
     "HostOptions",
     "Normalize",

@@ -90,6 +90,23 @@ def bytes_at(address: int, length: int) -> NDArray[np.uint8]:
     return data
 
 
+@intrinsic  # type: ignore[misc, unused-ignore]
+def _zero(_typing: Any, target: Any, count: Any) -> Any:
+    """Call memset with 0 on an int64 address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        cgutils.memset(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1], 0)
+        return cgutils.get_null_value(ir.IntType(8).as_pointer())
+
+    return types.voidptr(target, count), generate
+
+
+@inlined
+def zero_bytes(target: int, count: int) -> None:
+    """Write `count` zeros at an address."""
+    _zero(target, count)
+
+
 @inlined
 def copy_bytes(target: int, source: int, count: int) -> None:
     """Copy `count` bytes between two addresses that do not overlap."""

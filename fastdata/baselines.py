@@ -126,7 +126,11 @@ def plain_dali(task: Task) -> Loader:
     pipeline = _dali_pipeline(task, settings)
     pipeline.build()
     iterator = DALIGenericIterator(
-        [pipeline], ["images", "labels"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True
+        [pipeline],
+        ["images", "labels"],
+        reader_name="reader",
+        last_batch_policy=LastBatchPolicy.PARTIAL,
+        auto_reset=True,
     )
     source = "folder" if _is_class_folder(task.data) else "shards"
     order = "shuffled once, then a buffer" if source == "folder" else "a buffer of 1024"
@@ -134,7 +138,8 @@ def plain_dali(task: Task) -> Loader:
         _DaliBatches(iterator, torch.device(task.device), getattr(torch, task.dtype)),
         ready_batches=task.prefetch + 1,
         close=iterator.reset,
-        facts=_facts(source, order, pipeline.epoch_size("reader"), settings["threads"], task.prefetch) | {"options": settings},
+        facts=_facts(source, order, pipeline.epoch_size("reader"), settings["threads"], task.prefetch)
+        | {"options": settings},
     )
 
 
@@ -303,7 +308,9 @@ def _picture_transform(task: Task) -> Any:
     steps: list[Any] = [transforms.RandomResizedCrop(task.size), transforms.RandomHorizontalFlip()]
     if task.dtype == "uint8":
         return transforms.Compose([_to_rgb, *steps, transforms.PILToTensor()])
-    return transforms.Compose([_to_rgb, *steps, transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)])
+    return transforms.Compose(
+        [_to_rgb, *steps, transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
+    )
 
 
 def _to_rgb(picture: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastdata.cachestate import CacheKeeper
+from fastdata.pagecache import CacheKeeper
 from fastdata.fresh import MeasureError
 from fastdata.job import Job
 from fastdata.measure import Task

@@ -174,4 +174,6 @@ def _refuse_other(what: str, before: dict[str, Any], after: dict[str, Any], reme
 
 
 def _full_name(row: dict[str, Any]) -> str:
-    return f"{row_name(row)}, {row['mode']}, batch {row.get('batch_size')}, workers {row.get('workers')}, {row['cache']}"
+    return (
+        f"{row_name(row)}, {row['mode']}, batch {row.get('batch_size')}, workers {row.get('workers')}, {row['cache']}"
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import io
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from fastdata.sources import Encoded
 
 PIXEL_LIMIT = 178_956_970
-"""Most pixels of a picture: what Pillow refuses by default. Held here, so that a changed Pillow setting is no matter."""
+"""Most pixels of a picture: what Pillow refuses by default. Held here, so that no setting of Pillow changes it."""
 
 Window = tuple[int, int, int, int]
 """Top, left, height, width, in pixels."""
@@ -60,18 +61,20 @@ class StoredSize:
     """EXIF orientation 1..8; 1 where there is none or it is not among these."""
 
 
-def decode_reference(data: Encoded, *, where: str = "") -> NDArray[np.uint8]:
+def decode_reference(data: Encoded, *, where: str = "", region: Window | None = None) -> NDArray[np.uint8]:
     """Decode any picture that Pillow reads.
 
-    Colour: CMYK and YCCK, palettes and gray become RGB as Pillow converts them; alpha is dropped and hidden colour kept;
-    16-bit gray is scaled by 1/257 (Pillow alone clips it to white) and 32-bit integers, Pillow's other reading of such
-    files, likewise; of many pictures in a file the first counts; ICC profiles are ignored. A TIFF comes out upright,
-    since Pillow turns it while loading. ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is taken to be False, its default: where
-    a program sets it, cut files decode with gray instead of an error.
+    Colour: CMYK and YCCK, palettes and gray become RGB as Pillow converts them; alpha is dropped and hidden colour
+    kept; 16-bit gray is scaled by 1/257 (Pillow alone clips it to white), and so are 32-bit integers, Pillow's other
+    reading of such files; of many pictures in a file the first counts; ICC profiles are ignored. A TIFF comes out
+    upright, since Pillow turns it while loading. ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is taken to be False, its
+    default: where a program sets it, cut files decode with gray instead of an error.
 
     Args:
         data: The encoded picture.
         where: Path, or shard and member, for the message.
+        region: Top, left, height, width of the only pixels that are wanted; None: all. Leaving the others out saves
+            their copy from Pillow's memory, which costs a third of a decode.
 
     Returns:
         (h, w, 3) uint8 RGB, C-contiguous, as stored (EXIF orientation not applied).
@@ -80,7 +83,7 @@ def decode_reference(data: Encoded, *, where: str = "") -> NDArray[np.uint8]:
         DecodeError: Pillow does not read it, or it has more than `PIXEL_LIMIT` pixels.
     """
     with _opened(data, where) as picture:
-        return _rgb(picture)
+        return _rgb(picture, region)
 
 
 def reference_size(data: Encoded, *, where: str = "") -> StoredSize:
@@ -94,9 +97,7 @@ def reference_size(data: Encoded, *, where: str = "") -> StoredSize:
         DecodeError: As `decode_reference`; but damage behind the header goes unseen.
     """
     with _opened(data, where) as picture:
-        # Pillow turns a TIFF while loading and gives the turned size at once.
-        found = 1 if picture.format == "TIFF" else picture.getexif().get(_EXIF_ORIENTATION, 1)
-        return StoredSize(picture.width, picture.height, found if found in _TURNS else 1)
+        return StoredSize(picture.width, picture.height, _orientation(picture))
 
 
 def decode_torchvision(data: Encoded) -> NDArray[np.uint8]:
@@ -115,7 +116,7 @@ def decode_torchvision(data: Encoded) -> NDArray[np.uint8]:
     decode = _torchvision_decoder()
     try:
         return decode(data)
-    except RuntimeError as exc:
+    except (RuntimeError, ValueError) as exc:  # ValueError: torch takes no empty buffer
         raise DecodeError("", f"torchvision's JPEG decoder: {_first_line(exc)}") from exc
 
 
@@ -212,12 +213,10 @@ def stored_windows(
 
 @contextmanager
 def _opened(data: Encoded, where: str) -> Iterator[ImageFile]:
-    """Open a picture with Pillow, check its size, and turn what Pillow raises, here or in the body, into DecodeError."""
-    remedy = "Replace or remove the file, or skip such samples with on_error='skip'."
-    picture = None
+    """Open a picture with Pillow and check its size. What Pillow raises, here or in the body, becomes DecodeError."""
+    expected, remedy = "a picture that Pillow decodes", "Replace or remove the file, or use on_error='skip'."
     try:
-        picture = _open(data)
-        if picture is not None:
+        with _open(data) as picture:
             if picture.width * picture.height > PIXEL_LIMIT:
                 found = f"{picture.width} x {picture.height} pixels claimed in {len(data):,} bytes"
                 raise DecodeError(where, found, f"at most {PIXEL_LIMIT:,} pixels", remedy)
@@ -225,57 +224,65 @@ def _opened(data: Encoded, where: str) -> Iterator[ImageFile]:
     except (DecodeError, Warning):  # a warning is an exception only where the program asked for that
         raise
     except MemoryError as exc:
-        raise DecodeError(where, "more pixels than there is memory for", "", remedy) from exc
+        raise DecodeError(where, "more pixels than there is memory for", expected, remedy) from exc
     except Exception as exc:  # damaged bytes raise nearly anything within Pillow's 50 format plugins
-        found = f"a damaged or unsupported picture of {len(data):,} bytes ({type(exc).__name__}: {_first_line(exc)})"
-        raise DecodeError(where, found, "a picture that Pillow decodes", remedy) from exc
-    finally:
-        if picture is not None:
-            picture.close()
-    if picture is None:
-        start = f", which start with {bytes(data[:16])!r}" if len(data) else " (an empty file)"
-        raise DecodeError(where, f"{len(data):,} bytes{start}", "a picture in a format that Pillow reads", remedy)
+        start = bytes(data[:16])
+        found = f"{len(data):,} bytes that start with {start!r}: {_first_line(exc)}" if start else "an empty file"
+        raise DecodeError(where, found, expected, remedy) from exc
 
 
-def _open(data: Encoded) -> ImageFile | None:
-    """Open a picture as ``Image.open`` does, or return None where no format claims the bytes.
+def _open(data: Encoded) -> ImageFile:
+    """Open a picture as ``Image.open`` does.
 
     Not by ``Image.open``: it warns from half the pixel limit on, and neither Pillow's limit nor Python's warning
     filters can be changed for one thread alone.
     """
-    from PIL import Image  # 40 ms, and needless where only fast decoders run
+    from PIL import Image, UnidentifiedImageError  # 40 ms, and needless where only fast decoders run
 
     stream = io.BytesIO(data)
     prefix = stream.read(16)
     tried: set[str] = set()
+    refusals = []
     for load_plugins in (Image.preinit, Image.init):
         load_plugins()
-        for name in Image.ID:
-            if name in tried:
-                continue
+        for name in [name for name in Image.ID if name not in tried]:
             tried.add(name)
             factory, accept = Image.OPEN[name]
-            claimed = accept is None or accept(prefix)
-            if claimed is not True and (not claimed or isinstance(claimed, str)):
-                continue
-            stream.seek(0)
-            try:
-                return factory(stream, "")
-            except (SyntaxError, IndexError, TypeError, ValueError, EOFError, OSError, KeyError):
-                continue
-    return None
+            claimed = accept(prefix) if accept is not None else True
+            if isinstance(claimed, str):  # a known format that this build of Pillow was compiled without
+                refusals.append(claimed)
+            elif claimed:
+                stream.seek(0)
+                try:
+                    return factory(stream, "")
+                except (SyntaxError, IndexError, TypeError, struct.error) as exc:  # a plugin's way to say "not mine"
+                    refusals.append(f"{name}: {_first_line(exc)}")
+    raise UnidentifiedImageError("; ".join(refusals) or "no known format")
 
 
-def _rgb(picture: ImageFile) -> NDArray[np.uint8]:
-    """Decode an opened picture to (h, w, 3) uint8."""
+def _orientation(picture: ImageFile) -> int:
+    if picture.format == "TIFF":  # turned by Pillow while loading; its size is the turned one from the start
+        return 1
+    try:
+        found = picture.getexif().get(_EXIF_ORIENTATION, 1)
+    except Exception:  # broken EXIF leaves the pixels whole; Pillow raises nearly anything on it
+        return 1
+    return int(found) if found in _TURNS else 1
+
+
+def _rgb(picture: ImageFile, region: Window | None) -> NDArray[np.uint8]:
+    """Decode an opened picture, or a region of it, to (h, w, 3) uint8."""
     picture.load()
-    if picture.mode.startswith("I"):  # "I;16" and its byte orders, or "I"
-        values = np.clip(np.asarray(picture, dtype=np.int64), 0, 65535)
+    picture.info.pop("transparency", None)  # else Pillow warns of, and computes, what RGB cannot keep
+    wanted: Image = picture
+    if region is not None:
+        top, left, height, width = region
+        wanted = picture.crop((left, top, left + width, top + height))
+    if wanted.mode.startswith("I"):  # "I;16" and its byte orders, or "I"
+        values = np.clip(np.asarray(wanted, dtype=np.int64), 0, 65535)
         gray = ((values + 128) // 257).astype(np.uint8)
         return np.repeat(gray[:, :, None], 3, axis=2)
-    picture.info.pop("transparency", None)  # else Pillow warns of, and computes, what RGB cannot keep
-    upright: Image = picture if picture.mode == "RGB" else picture.convert("RGB")
-    return np.array(upright)
+    return np.array(wanted if wanted.mode == "RGB" else wanted.convert("RGB"))
 
 
 @functools.cache

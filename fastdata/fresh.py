@@ -27,7 +27,9 @@ class MeasureError(FastDataError):
     """A measurement that failed. `subject` names the row, `found` holds what its process said."""
 
 
-def run_fresh(task: Task, *, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def run_fresh(
+    task: Task, *, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """Measure a task in a fresh process and return its figures.
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdata.resample import read_ranges
 from fastdata.rng import draw_flips, draw_windows
 from fastdata.transforms import Recipe, size_pair
 
@@ -70,6 +71,21 @@ def plan_geometry(
             offset = np.rint((full - wanted) / 2.0).astype(np.int64)
     flips = np.zeros(n, np.bool_) if recipe.flip is None else draw_flips(seed, epoch, ids, recipe.flip.p)
     return Geometry(low, high, full, offset, recipe.output_size, flips)
+
+
+def upright_sizes(
+    widths: NDArray[np.int64], heights: NDArray[np.int64], orientations: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (widths, heights) of pictures after their EXIF turn: 5..8 swap the sides."""
+    swapped = orientations >= 5
+    return np.where(swapped, heights, widths), np.where(swapped, widths, heights)
+
+
+def needed_windows(geometry: Geometry) -> NDArray[np.int64]:
+    """Return the pixels that the resize reads of each picture: (n, 4) top, left, height, width, upright."""
+    wanted = np.array(geometry.output_size, np.int64)
+    begin, end = read_ranges(geometry.low, geometry.high, geometry.full, geometry.offset, wanted)
+    return np.concatenate([begin, end - begin], axis=1)
 
 
 def resized_sizes(sizes: NDArray[np.int64], size: int | tuple[int, int]) -> NDArray[np.int64]:

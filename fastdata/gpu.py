@@ -157,7 +157,9 @@ class GpuMeter:
         return found
 
 
-def open_gpu_meter(device: str, *, nvml: Any = None, environment: dict[str, str] | None = None) -> GpuMeter | UnreadableGpu:
+def open_gpu_meter(
+    device: str, *, nvml: Any = None, environment: dict[str, str] | None = None
+) -> GpuMeter | UnreadableGpu:
     """Return the meters of the card behind a CUDA device, or a stand-in that says why there are none.
 
     Args:

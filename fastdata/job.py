@@ -103,5 +103,7 @@ def join_job(environment: dict[str, str] | None = None) -> Job:
         return Job()
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in variables]
     if missing:
-        raise UsageError("WORLD_SIZE", "set without " + ", ".join(missing), "all of torchrun's variables", "Start with torchrun.")
+        raise UsageError(
+            "WORLD_SIZE", "set without " + ", ".join(missing), "all of torchrun's variables", "Start with torchrun."
+        )
     return TorchrunJob(variables)

@@ -66,6 +66,7 @@ _NAMES: Final = (
 ).split()
 HEADER_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
 """One header as int64 fields, in the order of `JpegHeader`, whose docstrings say what they hold."""
+HEADER_FIELDS: Final = len(_NAMES)
 (
     _REFUSAL,
     _WIDTH,
@@ -86,13 +87,13 @@ HEADER_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
     _END_OFFSET,
     _TABLE_OFFSET,
     _TABLE_END,
-) = range(len(_NAMES))
+) = range(HEADER_FIELDS)
 
 
 def read_header(data: Buffer) -> JpegHeader:
     """Read the header of one file. Never raises for what the bytes hold: see `JpegHeader.refusal`."""
-    row = np.empty(len(_NAMES), np.int64)
-    _read_header(np.frombuffer(data, np.uint8), row)
+    row = np.empty(HEADER_FIELDS, np.int64)
+    parse_header(np.frombuffer(data, np.uint8), row)
     return JpegHeader(*row.tolist())
 
 
@@ -107,7 +108,7 @@ def read_headers(buffers: Sequence[Buffer]) -> NDArray[np.void]:
 
 def read_headers_at(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.void]:
     """Like `read_headers`, on files that lie at addresses the caller keeps alive (see `fastdata._native.locate`)."""
-    rows = np.empty((len(addresses), len(_NAMES)), np.int64)
+    rows = np.empty((len(addresses), HEADER_FIELDS), np.int64)
     _read_headers(addresses, lengths, rows)
     return rows.view(HEADER_DTYPE).reshape(len(addresses))
 
@@ -413,7 +414,8 @@ def _refusal(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
 
 
 @compiled
-def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
+def parse_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
+    """Fill the (fields,) `row` of `HEADER_DTYPE` with the header of one file. For kernels."""
     row[:] = 0
     row[_ORIENTATION], row[_ADOBE], row[_END_OFFSET] = 1, -1, -1
     row[_REFUSAL] = _markers(data, row)
@@ -427,4 +429,4 @@ def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
 @compiled
 def _read_headers(addresses: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     for i in range(len(addresses)):
-        _read_header(bytes_at(addresses[i], lengths[i]), rows[i])
+        parse_header(bytes_at(addresses[i], lengths[i]), rows[i])

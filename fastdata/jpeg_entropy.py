@@ -113,9 +113,7 @@ def fill_slowly(
 
 
 @inlined
-def fill(
-    source: Pointer, size_bytes: int, at: int, buffer: int, bits: int, beyond: int
-) -> tuple[int, int, int, int]:
+def fill(source: Pointer, size_bytes: int, at: int, buffer: int, bits: int, beyond: int) -> tuple[int, int, int, int]:
     """Make sure that more than 32 bits are held: a code and its extra bits take at most 31.
 
     `buffer` holds its next bits lowest-last; `bits` counts them, `beyond` how many of them lie past the data.

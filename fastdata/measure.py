@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from fastdata.errors import FastDataError, UsageError
+from fastdata.pagecache import Cache
 
 Mode = Literal["loader", "train", "synthetic"]
-Cache = Literal["warm", "cold"]
 Consumer = Callable[[Any], None]
 
 MAX_TIMELINE_POINTS = 400
@@ -225,7 +225,9 @@ def measure(task: Task) -> dict[str, Any]:
 
     with Ranks.join(task.rendezvous, task.rank, task.world_size) as ranks:
         synchronise(task.device)  # starts CUDA, which is not the loader's time
-        trainer = Trainer(task.model, task.device, compiled=task.compiled, ranks=ranks) if task.mode != "loader" else None
+        trainer = (
+            Trainer(task.model, task.device, compiled=task.compiled, ranks=ranks) if task.mode != "loader" else None
+        )
         constructed = time.perf_counter()
         loader = cached_batch(task) if task.mode == "synthetic" else load_object(task.loader)(task)
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -146,28 +147,28 @@ def collect_notes(document: Document) -> list[str]:
 
 
 def show(document: Document, console: Console) -> None:
-    """Print the table and its notes."""
+    """Print the table and its notes; a narrow terminal gets fewer columns, never cut figures."""
+    from rich import box
     from rich.table import Table
 
-    machine = document["machine"]
+    machine, rows = document["machine"], document["rows"]
     cards = ", ".join(str(card["name"]) for card in machine["gpus"] if card["name"]) or "no GPU"
     table = Table(
         title=f"{machine['cpu']}, {machine['cpu_cores_available']:g} cores, {cards}",
-        caption="CPU % of the whole process tree: 100 = one core. Memory: PSS of the tree. 95 % interval over repeats.",
+        caption="CPU %: the whole process tree, 100 = one core. Memory: PSS of the tree. Interval: 95 % over repeats.",
         title_justify="left",
         caption_justify="left",
         header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
-    for heading in ("backend", "data"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("mode")
-    table.add_column("cache")
-    for heading in ("img/s", "interval", "CPU %", "GPU %", "SM %", "JPEG %", "first s", "mem MB", "wait %", "skip"):
-        table.add_column(heading, justify="right")
-    if any(row["mode"] == "train" for row in document["rows"]):
-        table.add_column("of ceiling", justify="right")
-    for row in document["rows"]:
-        table.add_row(*_cells(row)[: len(table.columns)])
+    table.add_column("", overflow="fold")
+    columns = [column for column in _COLUMNS if _is_shown(column, rows, console.width)]
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for row in rows:
+        mode = row["mode"] if row["mode"] == "loader" else f"{row['mode']} {row['training']['model']}"
+        table.add_row(f"{row_name(row)}, {mode}", *(column.text(row) for column in columns))
     console.print(table)
     for line in collect_notes(document):
         console.print(f"- {line}", markup=False, highlight=False)
@@ -184,22 +185,40 @@ def interval_text(row: dict[str, Any]) -> str:
     return "n/a" if interval is None else f"{interval[0]:,.0f}-{interval[1]:,.0f}"
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    synthetic = row["mode"] == "synthetic"
-    return [
-        row["backend"],
-        "one cached batch" if synthetic else f"{row.get('source') or row.get('data')}, {row.get('order')}",
-        row["mode"] if row["mode"] == "loader" else f"{row['mode']} {row['training']['model']}",
-        "-" if synthetic else row["cache"],
-        number(row["images_per_s"]),
-        interval_text(row),
-        number(row["cpu_percent"]),
-        number(row["gpu_util_percent"]),
-        number(row["gpu_sm_active_percent"]),
-        number(row["jpeg_engine_percent"]),
-        number(row["first_batch_s"], 2),
-        number(row["peak_memory_mb"]),
-        number(row["data_wait_percent"]),
-        number(row["skipped"]),
-        number(row.get("share_of_ceiling_percent"), 1, " %"),
-    ]
+def _ceiling_text(row: dict[str, Any]) -> str:
+    return "-" if row["mode"] != "train" else number(row["share_of_ceiling_percent"], 1, " %")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the terminal table."""
+
+    heading: str
+    text: Callable[[dict[str, Any]], str]
+    narrow: bool = True
+    """Whether a terminal of less than `_WIDE_CHARACTERS` shows it."""
+    field: str = ""
+    """Left out where this field is null in all rows; the notes give the reason."""
+
+
+_WIDE_CHARACTERS = 118
+
+_COLUMNS = (
+    _Column("cache", lambda row: "-" if row["mode"] == "synthetic" else row["cache"]),
+    _Column("img/s", lambda row: number(row["images_per_s"])),
+    _Column("interval", interval_text, narrow=False),
+    _Column("CPU %", lambda row: number(row["cpu_percent"])),
+    _Column("GPU %", lambda row: number(row["gpu_util_percent"])),
+    _Column("SM %", lambda row: number(row["gpu_sm_active_percent"]), field="gpu_sm_active_percent"),
+    _Column("JPEG %", lambda row: number(row["jpeg_engine_percent"]), field="jpeg_engine_percent"),
+    _Column("first s", lambda row: number(row["first_batch_s"], 2)),
+    _Column("mem MB", lambda row: number(row["peak_memory_mb"]), narrow=False),
+    _Column("wait %", lambda row: number(row["data_wait_percent"]), narrow=False),
+    _Column("skipped", lambda row: number(row["skipped"]), narrow=False),
+    _Column("of ceiling", _ceiling_text, field="share_of_ceiling_percent"),
+)
+
+
+def _is_shown(column: _Column, rows: Sequence[dict[str, Any]], width: int) -> bool:
+    known = not column.field or any(row[column.field] is not None for row in rows)
+    return known and (column.narrow or width >= _WIDE_CHARACTERS)

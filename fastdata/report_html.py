@@ -104,7 +104,9 @@ def _rate_section(title: str, text: str, rows: Sequence[Row], every: Sequence[Ro
         cells.append(_rate_cell(row, highest, color))
         cells.append(_share_cell("CPU", row["cpu_percent"], 100 * cores, color, row))
         cells.append(_share_cell("GPU", row["gpu_util_percent"], 100.0, color, row))
-    return f'<section><h2>{title}</h2><p class="soft">{escape(text)}</p><div class="bars">{"".join(cells)}</div></section>'
+    return (
+        f'<section><h2>{title}</h2><p class="soft">{escape(text)}</p><div class="bars">{"".join(cells)}</div></section>'
+    )
 
 
 def _name(row: Row) -> str:

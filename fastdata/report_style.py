@@ -17,7 +17,7 @@ p { margin: 0 0 8px; max-width: 75ch; }
 .soft { color: var(--soft); }
 .small { font-size: .85rem; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px; margin-top: 16px; }
-dl.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(210px, 1fr)); gap: 8px 24px; margin: 12px 0 0; }
+dl.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(210px, 1fr)); gap: 8px 24px; margin: 0; }
 dl.facts dt { color: var(--soft); font-size: .8rem; }
 dl.facts dd { margin: 0; overflow-wrap: anywhere; }
 .bars { display: grid; grid-template-columns: minmax(150px, 220px) 4fr 1.3fr 1.3fr; gap: 10px 20px; align-items: center;
@@ -48,6 +48,7 @@ dl.facts dd { margin: 0; overflow-wrap: anywhere; }
   margin-top: 12px; }
 .lines figure { margin: 0; min-width: 0; }
 .lines figcaption { display: flex; justify-content: space-between; gap: 12px; font-size: .85rem; }
+.lines figcaption .soft { white-space: nowrap; }
 .lines svg { display: block; width: 100%; height: 76px; margin-top: 4px; background: var(--track); border-radius: 4px; }
 .lines path { fill: none; stroke: var(--color); stroke-width: 1.4; vector-effect: non-scaling-stroke; }
 .lines .axis { display: flex; justify-content: space-between; color: var(--soft); font-size: .75rem; }

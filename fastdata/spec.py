@@ -146,6 +146,43 @@ class WebDatasetOptions:
 
 
 @dataclass(frozen=True)
+class DaliOptions:
+    """Options of the "dali" backend. The defaults are the best that `benchmarks/dali_loader.py` found on an H200."""
+
+    decode_threads: int | None = None
+    """DALI's own CPU threads. None: `workers` where pictures are decoded on the CPU; at most 4 beside a GPU, whose JPEG
+    engines do most of the work: more threads take the trainer's cores and bring nothing."""
+    read_threads: int = 2
+    """Threads that read files or shards and lay batches out in memory."""
+    hw_decoder_load: float = 0.8
+    """Share of each batch that goes to the GPU's JPEG engines, 0..1; the rest is decoded by CUDA kernels and threads."""
+    queue_depth: int = 3
+    """Batches that DALI works on at once. Each holds its memory, on the GPU too."""
+    chroma: Literal["fast", "exact"] = "fast"
+    """How the GPU enlarges subsampled chroma. "exact" interpolates as libjpeg does, which needs the whole picture to be
+    decoded; "fast" decodes the window alone and repeats chroma samples. Decoding on the CPU is exact either way."""
+    device_memory_padding_bytes: int = 16 * 2**20
+    """GPU memory that each decode thread holds from the start, so that a large picture does not reallocate."""
+    host_memory_padding_bytes: int = 8 * 2**20
+    """Page-locked host memory that each decode thread holds twice from the start."""
+    preallocate_size: tuple[int, int] = (0, 0)
+    """(height, width) of the largest usual picture, for which the JPEG engines get memory from the start; (0, 0): none."""
+
+    def __post_init__(self) -> None:
+        """Check counts and shares."""
+        for name in ("decode_threads", "read_threads", "queue_depth"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"DaliOptions.{name}", f"{value}", "at least 1")
+        if not 0.0 <= self.hw_decoder_load <= 1.0:
+            raise UsageError("DaliOptions.hw_decoder_load", f"{self.hw_decoder_load}", "a share, 0..1")
+        _one_of("DaliOptions.chroma", self.chroma, ("fast", "exact"))
+        sizes = (self.device_memory_padding_bytes, self.host_memory_padding_bytes, *self.preallocate_size)
+        if min(sizes) < 0:
+            raise UsageError("DaliOptions", f"{self}", "sizes >= 0")
+
+
+@dataclass(frozen=True)
 class Execution:
     """How a pipeline runs. May change speed and memory, never a number that comes out."""
 

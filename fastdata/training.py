@@ -128,5 +128,11 @@ def cached_batch(task: Task) -> Loader:
     noise = torch.randint(256, shape, device=device) if task.dtype == "uint8" else torch.randn(shape, device=device)
     images = noise.to(dtype=dtype, memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (task.batch_size,), device=device)
-    facts = {"source": "one batch on the device", "order": "none", "samples": task.batch_size, "workers": 0, "prefetch": 0}
+    facts = {
+        "source": "one batch on the device",
+        "order": "none",
+        "samples": task.batch_size,
+        "workers": 0,
+        "prefetch": 0,
+    }
     return Loader(_OneBatch((images, labels)), ready_batches=0, facts=facts)

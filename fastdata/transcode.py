@@ -23,6 +23,11 @@ from fastdata.jpeg import JpegHeader
 Check = Literal["none", "coefficients", "pixels"]
 CHECKS: Final = ("none", "coefficients", "pixels")
 
+SEGMENT_COST_BYTES: Final = 3.5
+"""What a restart marker adds on average: itself, padding, the DC value, its byte in the table, minus better codes."""
+MEAN_WINDOW_WIDTH: Final = 0.66
+"""Mean width of a random resized crop (scale 0.08..1) as a share of the picture's."""
+
 DAMAGED: Final = "damaged scan"
 INCOMPLETE: Final = "incomplete progressive scans"
 UNUSUAL: Final = "unusual scans or tables"
@@ -46,8 +51,8 @@ def make_crop_ready(
         max_growth: Largest accepted ``new size / old size - 1``.
         check: "coefficients" decodes the result's entropy coding and compares every coefficient; "pixels" also decodes
             both files with Pillow and compares every pixel; "none" trusts the transcoder.
-        restart_interval: MCUs between restart markers, a divisor of the picture's MCU columns; None: see
-            `choose_restart_interval`.
+        restart_interval: MCUs between restart markers, a divisor of the picture's MCU columns; None: the first of
+            `restart_intervals` that keeps the file within `max_growth`.
 
     Returns:
         The new file, or the reason why this one has to stay as it is.
@@ -62,10 +67,12 @@ def make_crop_ready(
         return CropReady(None, jpeg.REFUSALS[header.refusal])
     try:
         picture = _read(np.frombuffer(data, np.uint8), header)
-        interval = choose_restart_interval(header) if restart_interval is None else restart_interval
-        if interval < 1 or picture.mcus_across % interval:
-            raise UsageError("restart_interval", str(interval), f"a divisor of {picture.mcus_across} MCU columns")
-        written = _write(picture, interval, int(len(data) * (1 + max_growth)))
+        intervals = restart_intervals(header) if restart_interval is None else [restart_interval]
+        if not set(intervals) <= set(_divisors(picture.mcus_across)):
+            raise UsageError(
+                "restart_interval", str(restart_interval), f"a divisor of {picture.mcus_across} MCU columns"
+            )
+        written = _write_first_that_fits(picture, intervals, int(len(data) * (1 + max_growth)))
         if check != "none":
             _compare(picture, written)
         if check == "pixels":
@@ -75,9 +82,27 @@ def make_crop_ready(
     return CropReady(written, "")
 
 
-def choose_restart_interval(header: JpegHeader) -> int:  # noqa: ARG001
-    """Return the MCUs between restart markers that suit a picture."""
-    return 1
+def restart_intervals(header: JpegHeader) -> list[int]:
+    """Return the MCUs between restart markers to try for a picture, the best first, then coarser ones.
+
+    An interval is a divisor of the MCU columns, so that every row starts a segment. Short segments cost bytes, long ones
+    make cuts wider than their window. Both are shares of what is read and decoded, and the best interval has the
+    smallest sum (measured in docs/crop-before-decode.md).
+    """
+    columns, rows = -(-header.width // header.mcu_width), -(-header.height // header.mcu_height)
+    mcu_bytes = max(1, header.end_offset - header.scan_offset) / (columns * rows)
+
+    def cost(interval: int) -> float:
+        surplus = (interval - 1) * header.mcu_width / (MEAN_WINDOW_WIDTH * header.width)
+        return SEGMENT_COST_BYTES / (interval * mcu_bytes) + surplus
+
+    divisors = _divisors(columns)
+    best = min(divisors, key=cost)
+    return [interval for interval in divisors if interval >= best]
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +427,17 @@ def _read_scan(
         values,
         coefficients,
     )
+
+
+def _write_first_that_fits(picture: _Picture, intervals: list[int], most_bytes: int) -> bytes:
+    """Code a picture with the first interval that keeps it within `most_bytes`."""
+    for interval in intervals[:-1]:
+        try:
+            return _write(picture, interval, most_bytes)
+        except _Untouched as reason:
+            if str(reason) != GROWS:
+                raise
+    return _write(picture, intervals[-1], most_bytes)
 
 
 def _write(picture: _Picture, interval: int, most_bytes: int) -> bytes:

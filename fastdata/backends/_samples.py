@@ -11,26 +11,59 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata.decode import decode_reference, decode_torchvision, decode_turbo, orient, reference_info
+from fastdata.decode import (
+    decode_reference,
+    decode_torchvision,
+    decode_turbo,
+    orient,
+    reference_size,
+    stored_windows,
+)
 from fastdata.errors import DecodeError, SourceError, WorkerError
-from fastdata.geometry import Geometry, plan_geometry
-from fastdata.jpeg import REFUSALS, read_headers
+from fastdata.geometry import Geometry, needed_windows, plan_geometry, upright_sizes
+from fastdata.jpeg import REFUSALS
+from fastdata.jpeg_cut import CUT, Files, locate_files, plan_cuts, write_cuts
 from fastdata.resample import Axis, resample_into
 from fastdata.rng import STREAM_CALLABLE, keys
 from fastdata.sources import Encoded, SampleReader
 from fastdata.spec import Orientation
 from fastdata.transforms import Recipe
 
-DECODERS: dict[str, Callable[[Encoded], NDArray[np.uint8]]] = {
-    "pil": decode_reference,
-    "torchvision": decode_torchvision,
-    "turbo": decode_turbo,
+Region = tuple[int, int, int, int]
+"""Top, left, height, width in stored pixels."""
+
+
+def _decode_whole(decode: Callable[[Encoded], NDArray[np.uint8]], data: Encoded, _region: Region) -> Decoded:
+    return Decoded(decode(data), 0, 0)
+
+
+def _decode_region_by_pillow(data: Encoded, region: Region) -> Decoded:
+    return Decoded(decode_reference(data, region=region), region[0], region[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Pixels of at least the region that was asked for."""
+
+    pixels: NDArray[np.uint8]
+    """(h, w, 3) uint8."""
+    top: int
+    """Row of the encoded picture that the first row is."""
+    left: int
+    """Column of the encoded picture that the first column is."""
+
+
+DECODERS: dict[str, Callable[[Encoded, Region], Decoded]] = {
+    "pil": _decode_region_by_pillow,
+    "torchvision": partial(_decode_whole, decode_torchvision),
+    "turbo": partial(_decode_whole, decode_turbo),
 }
-"""Decoders of ordinary JPEGs by name: encoded bytes to (h, w, 3) uint8, stored orientation."""
+"""Decoders of ordinary JPEGs by name."""
 
 
 @dataclass
@@ -103,29 +136,36 @@ class SampleLoader:
     ) -> None:
         """Load what fast decoders take and drop it from `encoded`; count by reason what they leave to the reference."""
         indices = np.fromiter(encoded, np.int64, len(encoded))
-        headers = read_headers(list(encoded.values()))
+        files = locate_files(list(encoded.values()))
+        refusals = files.headers["refusal"]
         counted = self.decoder != "pil"  # for Pillow the reference is no fallback
-        refusals = headers["refusal"]
         if counted:
             result.fallbacks.update(REFUSALS[code] for code in refusals[refusals != 0].tolist())
-        taken = refusals == 0
-        indices, headers = indices[taken], headers[taken]
+        taken = np.flatnonzero(refusals == 0)
+        indices, files = indices[taken], files.take(taken)
+        headers = files.headers
         turns = headers["orientation"] if self.orientation == "apply" else np.ones(len(indices), np.int64)
-        swapped = turns >= 5
-        widths = np.where(swapped, headers["height"], headers["width"])
-        heights = np.where(swapped, headers["width"], headers["height"])
-        geometry = plan_geometry(self.recipe, self.seed, epoch, ids[indices], widths, heights)
+        upright = upright_sizes(headers["width"], headers["height"], turns)
+        geometry = plan_geometry(self.recipe, self.seed, epoch, ids[indices], *upright)
+        needed = needed_windows(geometry)
+        stored = stored_windows(needed, turns, headers["width"], headers["height"])
+        parts = cut_to_windows(files, stored)
         decode = DECODERS[self.decoder]
         for row, index in enumerate(indices.tolist()):
+            part = parts[row]
+            top, left, height, width = stored[row].tolist()
             try:
-                picture = decode(encoded[index])
+                picture = decode(part.data, (top - part.top, left - part.left, height, width))
             except DecodeError as error:
                 if counted:
                     result.fallbacks[error.found] += 1
                 continue  # the reference has the last word
-            if picture.shape[:2] != (headers["height"][row], headers["width"][row]):
-                continue
-            resize(orient(picture, int(turns[row])), geometry, row, out[index])
+            pixels, origin = picture.pixels, (part.top + picture.top, part.left + picture.left)
+            if turns[row] != 1:
+                y, x = top - origin[0], left - origin[1]
+                pixels = orient(pixels[y : y + height, x : x + width], int(turns[row]))
+                origin = int(needed[row, 0]), int(needed[row, 1])
+            resize(pixels, origin, geometry, row, out[index])
             del encoded[index]
 
     def _load_by_reference(
@@ -140,14 +180,14 @@ class SampleLoader:
     ) -> None:
         try:
             picture = decode_reference(data)
-            turn = reference_info(data).orientation if self.orientation == "apply" else 1
+            turn = reference_size(data).orientation if self.orientation == "apply" else 1
         except DecodeError as error:
             result.failed.append((index, self.source.where(position), error.found))
             return
         picture = orient(picture, turn)
         height, width = picture.shape[:2]
         geometry = plan_geometry(self.recipe, self.seed, epoch, sample_id, np.array([width]), np.array([height]))
-        resize(picture, geometry, 0, out[index])
+        resize(picture, (0, 0), geometry, 0, out[index])
 
     def _call_user(
         self,
@@ -184,10 +224,54 @@ class SampleLoader:
             out[index] = picture.permute(1, 2, 0).numpy()
 
 
-def resize(picture: NDArray[np.uint8], geometry: Geometry, row: int, out: NDArray[np.uint8]) -> None:
-    """Crop, resize and mirror one oriented picture by one row of a geometry into (H, W, 3) uint8."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is decoded of one file: a cut, or the whole."""
+
+    data: Encoded
+    """An ordinary JPEG."""
+    top: int
+    """Row of the stored picture that its first row is."""
+    left: int
+    """Column of the stored picture that its first column is."""
+
+
+def cut_to_windows(files: Files, windows: NDArray[np.int64]) -> list[_Part]:
+    """Cut crop-ready files to their windows; files that are not crop-ready stay whole and are not copied.
+
+    Args:
+        files: n files with readable headers.
+        windows: (n, 4) top, left, height, width in stored pixels.
+    """
+    plans = plan_cuts(files, windows)
+    ready = np.flatnonzero(plans["outcome"] == CUT)
+    parts = [_Part(data, 0, 0) for data in files.buffers]
+    if len(ready):
+        ends = np.cumsum(plans["bytes"][ready])
+        memory = np.empty(int(ends[-1]), np.uint8)
+        starts = ends - plans["bytes"][ready]
+        write_cuts(files.take(ready), plans[ready], memory, starts)
+        view = memory.data
+        bounds = zip(ready.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        for row, start, end in bounds:
+            parts[row] = _Part(view[start:end], int(plans["top"][row]), int(plans["left"][row]))
+    return parts
+
+
+def resize(
+    picture: NDArray[np.uint8], origin: tuple[int, int], geometry: Geometry, row: int, out: NDArray[np.uint8]
+) -> None:
+    """Crop, resize and mirror one picture by one row of a geometry.
+
+    Args:
+        picture: (h, w, 3) uint8, upright: the picture or a part of it.
+        origin: (row, column) of the upright picture at which `picture` begins.
+        geometry: Of n pictures.
+        row: Which of them this is.
+        out: (H, W, 3) uint8. Written.
+    """
     low, high, full, offset = (a[row].tolist() for a in (geometry.low, geometry.high, geometry.full, geometry.offset))
     height, width = geometry.output_size
     rows = Axis(low[0], high[0], full[0], offset[0], height)
     columns = Axis(low[1], high[1], full[1], offset[1], width)
-    resample_into(picture, (0, 0), rows, columns, out, flip=bool(geometry.flips[row]))
+    resample_into(picture, origin, rows, columns, out, flip=bool(geometry.flips[row]))

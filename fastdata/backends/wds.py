@@ -8,7 +8,8 @@ from typing import Any
 from fastdata.backends._host import HostPipeline
 from fastdata.pipeline import Delivery, EpochPlan, StreamPlan
 from fastdata.sources import IndexedSource
-from fastdata.sources.stream import ShardStream, has_url, open_stream
+from fastdata.sources.open import is_stream
+from fastdata.sources.stream import ShardStream, open_stream
 from fastdata.spec import Labels, WebDatasetOptions
 
 
@@ -25,7 +26,7 @@ class WebDatasetPipeline(HostPipeline):
     def open_source(cls, data: Any, labels: Labels, options: Any) -> IndexedSource | ShardStream:
         """Open local shards by their index; URLs, commands and what the user wants so as a stream."""
         chosen = options if isinstance(options, WebDatasetOptions) else WebDatasetOptions()
-        if not chosen.stream and not has_url(data):
+        if not chosen.stream and not is_stream(data):
             _refuse_stream_options(chosen)
             return super().open_source(data, labels, options)
         return open_stream(data, labels, allow_pipe=chosen.allow_pipe, length=chosen.length, split=chosen.split)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fastdata.job import Job
     from fastdata.measure import Task
 
+_FILE_CHARACTERS = 150
+"""Width of the table where it goes into a file or a pipe."""
 _BENCH_EXAMPLE = """
 Example: [bold]fastdata bench photos/train shards/train --batch-size 256 --device cuda --model resnet50 --html out.html[/]
 """
@@ -49,7 +51,9 @@ def bench(
         str | None, typer.Option(help="Also train: resnet18, resnet50, vit_b_16 or package.module:factory.")
     ] = None,
     compile_model: Annotated[bool, typer.Option("--compile", help="Apply torch.compile to the model.")] = False,
-    cold: Annotated[bool, typer.Option("--cold", help="Drop the files from the page cache before each window.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Drop the files from the page cache before each window.")
+    ] = False,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also measure plain ImageFolder, plain webdataset and plain DALI.")
     ] = False,
@@ -156,14 +160,14 @@ class _Plan:
                 rows += plain
                 left_out += missing
         if self.model:
-            training = [dataclasses.replace(row, mode="train", model=self.model, compiled=self.compiled) for row in rows]
+            training = [
+                dataclasses.replace(row, mode="train", model=self.model, compiled=self.compiled) for row in rows
+            ]
             rows += with_synthetic(training)
         return rows, left_out
 
 
-def _measure(
-    plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path | None, html_file: Path | None
-) -> bool:
+def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path | None, html_file: Path | None) -> bool:
     """Run the plan, print and write the results on rank 0; return whether a row failed."""
     from rich.console import Console
 
@@ -199,7 +203,8 @@ def _measure(
             failures=outcome.failures,
             unavailable=[*unavailable, *left_out],
         )
-        show(document, Console())
+        screen = Console()
+        show(document, screen if screen.is_terminal else Console(width=_FILE_CHARACTERS))
         if json_file:
             write_document(document, json_file)
         if html_file:

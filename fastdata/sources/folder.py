@@ -150,9 +150,18 @@ class FolderSource:
         """Return the path of one sample below `root`, with ``/``."""
         return self._scan.paths[int(self.ids[position])]
 
+    def path(self, position: int) -> bytes:
+        """Return the path of one sample as the system takes it."""
+        return self._prefix + self.relative_path(position)
+
+    @property
+    def relative_paths(self) -> PathTable:
+        """Relative paths by id."""
+        return self._scan.paths
+
     def read(self, position: int) -> bytes:
         """Return the bytes of one file: one open, one stat, one read, one close."""
-        path = self._prefix + self.relative_path(position)
+        path = self.path(position)
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -168,7 +177,7 @@ class FolderSource:
 
     def where(self, position: int) -> str:
         """Return the path of one file."""
-        return printable(self._prefix + self.relative_path(position))
+        return printable(self.path(position))
 
     def will_need(self, positions: NDArray[np.int64]) -> None:
         """Do nothing: an advice for each file costs about as much as reading it."""

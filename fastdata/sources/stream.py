@@ -9,7 +9,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
-import json
 import lzma
 import re
 import shutil
@@ -29,12 +28,11 @@ from fastdata.errors import ShardError, SourceError, UsageError
 from fastdata.sources.paths import IMAGE_EXTENSIONS
 from fastdata.sources.shardlist import is_url, list_shards, missing_shards_error
 from fastdata.sources.sidebyside import read_side_by_side
+from fastdata.sources.tarscan import LABEL_EXTENSIONS, LABEL_FORMAT, parse_label
 
 Split = Literal["shards", "samples"]
 
 _OWN_KEY = re.compile(r"[0-9]{9}")
-_LABEL_EXTENSIONS = ("cls", "json")
-_JSON_KEYS = ("label", "cls", "class", "class_id", "class_index")
 _PICTURES_WITHOUT_LABEL = 1000  # pictures of one shard that wait for their label before the shard is refused
 _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 _READ_BYTES = 1 << 16  # a multiple of tar's blocks
@@ -206,28 +204,6 @@ def open_stream(
             raise SourceError(one, "named twice", "each shard once", "Its samples would come twice in every epoch.")
     root = str(data) if isinstance(data, str | Path) else f"{len(shards)} shards"
     return ShardStream(root, tuple(shards), labels is not None, length, split)
-
-
-def has_url(data: Any) -> bool:
-    """Tell whether any of the shards that a user names is a URL or command."""
-    return any(is_url(item) for item in ([data] if isinstance(data, str | Path) else data))
-
-
-def read_label(data: bytes) -> int | None:
-    """Return the class index in a ``.cls`` or ``.json`` member, or None where there is none.
-
-    A decimal number, or JSON: an int, or an object with one under label, cls, class, class_id or class_index.
-    """
-    text = data.decode("utf-8", "replace").strip()
-    if text.isascii() and text.removeprefix("-").isdigit():
-        return int(text)
-    try:
-        value: Any = json.loads(text)
-    except ValueError:
-        return None
-    if isinstance(value, dict):
-        value = next((value[key] for key in _JSON_KEYS if key in value), None)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _bytes_of(item: StreamedSample | Lost) -> int:
@@ -470,11 +446,11 @@ class _ShardReader:
     ) -> StreamedSample | Lost:
         number = 0
         if self._stream.wants_labels and label is not None:
-            found = read_label(label[1])
+            found = parse_label(label[1])
             if found is None:
                 text = label[1].decode("utf-8", "backslashreplace")[:60]
                 return self._lost(
-                    f"the label {text!r}", "a decimal number, or JSON that holds one", label[0], place, key
+                    f"the label {text!r}", LABEL_FORMAT, label[0], place, key
                 )
             number = found
         return StreamedSample(self._id(key, place), number, data, self._url, member)
@@ -529,4 +505,4 @@ class _ShardReader:
         file.check_end(end, self._url)
 
     def _wanted(self, extension: str) -> bool:
-        return extension in IMAGE_EXTENSIONS or (self._stream.wants_labels and extension in _LABEL_EXTENSIONS)
+        return extension in IMAGE_EXTENSIONS or (self._stream.wants_labels and extension in LABEL_EXTENSIONS)

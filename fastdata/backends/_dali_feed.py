@@ -1,0 +1,412 @@
+"""What DALI is fed: the bytes of each batch laid out in one array, its windows and mirrors, made ahead by a thread.
+
+Every file is looked at here before DALI gets it. What DALI must not take is loaded by the reference, in its final size,
+and travels at its place as a PPM; what nothing can load is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import resource
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdata._native import compiled, copy_bytes, locate
+from fastdata.backends._dali_graph import GraphInputs, ppm
+from fastdata.backends._samples import SampleLoader
+from fastdata.batch import Skipped
+from fastdata.errors import SourceError
+from fastdata.geometry import Geometry, plan_geometry
+from fastdata.jpeg import REFUSALS, read_headers_at
+from fastdata.pipeline import EpochPlan, StepPlan
+from fastdata.resample import read_ranges
+from fastdata.sources import Encoded, IndexedSource
+from fastdata.spec import PipelineSpec
+
+_ROW_ALIGNMENT = 64
+_PADDING_LIMIT = 3
+"""Rows of equal length may take this many times the bytes of the pictures; beyond, DALI gets a list (about 5 us a
+sample instead of 1), so that one large file does not blow the batch up."""
+_DALI_MARGIN = 1
+"""Pixels around what Pillow's filter reads, since DALI's filter weights are rounded otherwise at its edges."""
+_CHUNK_SAMPLES = 32
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One step, ready for DALI."""
+
+    step: StepPlan
+    """The step as planned."""
+    kept: NDArray[np.int64]
+    """(n,) places in the step of the samples that are fed, ascending."""
+    inputs: GraphInputs | None
+    """What the graph gets, or None where nothing is left."""
+    failed: tuple[Skipped, ...]
+    """Samples that nothing can load."""
+    fallbacks: Counter[str]
+    """Samples that the reference loaded, by reason."""
+    buffer: NDArray[np.uint8] | None
+    """The memory in which the pictures lie; goes back to the maker when DALI is done with it."""
+
+
+@dataclass(frozen=True)
+class ReadSamples:
+    """Some samples of a step as they lie in the source."""
+
+    encoded: list[Encoded | SourceError]
+    """Bytes, or why they cannot be read."""
+    addresses: NDArray[np.int64]
+    """(m,) where the bytes lie; valid as long as `encoded` lives."""
+    lengths: NDArray[np.int64]
+    """(m,) bytes; 0 where there are none."""
+    headers: NDArray[np.void]
+    """(m,) of `fastdata.jpeg.HEADER_DTYPE`."""
+
+
+@dataclass
+class FeedCosts:
+    """Where the feeding threads' time goes, summed over an epoch."""
+
+    batches: int = 0
+    """Batches made."""
+    python_s: float = 0.0
+    """User CPU seconds of Python code, an upper bound for how long feeding held the interpreter."""
+    kernels_s: float = 0.0
+    """CPU seconds in compiled code that does not hold the interpreter: headers, copies."""
+    waited_s: float = 0.0
+    """Seconds that the feeding thread waited for reads."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while numbers are added."""
+
+    def add(self, *, batches: int = 0, python_s: float = 0.0, kernels_s: float = 0.0, waited_s: float = 0.0) -> None:
+        """Add to the sums; from any thread."""
+        with self.lock:
+            self.batches += batches
+            self.python_s += python_s
+            self.kernels_s += kernels_s
+            self.waited_s += waited_s
+
+
+class FeedMaker:
+    """Turns steps into feeds, on its own threads and the caller's. May be used by several threads at once."""
+
+    def __init__(self, source: IndexedSource, spec: PipelineSpec, threads: int) -> None:
+        """Start no thread yet; they come with the first step.
+
+        Args:
+            source: Where encoded pictures come from.
+            spec: What is asked for.
+            threads: Threads that read and copy.
+        """
+        self.costs = FeedCosts()
+        self._source = source
+        self._spec = spec
+        self._reference = SampleLoader(source, spec.recipe, spec.seed, spec.orientation, "pil")
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fastdata-dali-read")
+        self._buffers: deque[NDArray[np.uint8]] = deque()
+        self._refused: dict[int, str] = {}
+
+    def refuse(self, ids: Iterable[int], reason: str) -> None:
+        """Send samples to the reference from now on.
+
+        Args:
+            ids: Sample ids on which DALI failed.
+            reason: Counted as the reason.
+        """
+        self._refused.update((sample_id, reason) for sample_id in ids)
+
+    def read(self, step: StepPlan) -> list[Future[ReadSamples]]:
+        """Start reading the samples of a step."""
+        positions = step.positions.tolist()
+        return [
+            self._pool.submit(self._read_chunk, positions[at : at + _CHUNK_SAMPLES])
+            for at in range(0, len(positions), _CHUNK_SAMPLES)
+        ]
+
+    def make(self, step: StepPlan, reads: Sequence[Future[ReadSamples]]) -> Feed:
+        """Wait for the reads of a step and lay it out.
+
+        Raises:
+            Exception: What a defect in a source raised; `SourceError` of single samples goes into ``Feed.failed``.
+        """
+        started = time.perf_counter()
+        wait(reads)
+        waited_s = time.perf_counter() - started
+        user_s = _user_s()
+        feed = self._lay_out(step, [read.result() for read in reads])
+        self.costs.add(batches=1, python_s=_user_s() - user_s, waited_s=waited_s)
+        return feed
+
+    def give_back(self, feed: Feed) -> None:
+        """Reuse the memory of a feed, when DALI is done with it."""
+        if feed.buffer is not None:
+            self._buffers.append(feed.buffer)
+
+    def close(self) -> None:
+        """End the threads and free the memory. Idempotent."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._buffers.clear()
+
+    def _read_chunk(self, positions: list[int]) -> ReadSamples:
+        user_s = _user_s()
+        encoded: list[Encoded | SourceError] = []
+        for position in positions:
+            try:
+                encoded.append(self._source.read(position))
+            except SourceError as error:
+                encoded.append(error)
+        addresses, lengths = locate([b"" if isinstance(item, SourceError) else item for item in encoded])
+        started = time.thread_time()
+        headers = read_headers_at(addresses, lengths)
+        kernels_s = time.thread_time() - started
+        self.costs.add(python_s=max(0.0, _user_s() - user_s - kernels_s), kernels_s=kernels_s)
+        return ReadSamples(encoded, addresses, lengths, headers)
+
+    def _lay_out(self, step: StepPlan, reads: list[ReadSamples]) -> Feed:
+        encoded = [item for read in reads for item in read.encoded]
+        addresses = np.concatenate([read.addresses for read in reads])
+        lengths = np.concatenate([read.lengths for read in reads])
+        headers = np.concatenate([read.headers for read in reads])
+        failed = {
+            index: self._skipped(step, index, item.found)
+            for index, item in enumerate(encoded)
+            if isinstance(item, SourceError)
+        }
+        reasons = self._reasons(step, headers["refusal"], failed)
+        window = self._windows(step, headers)
+        by_reference = np.fromiter(reasons, np.int64, len(reasons))
+        if len(by_reference):
+            finished = [ppm(picture) for picture in self._load_by_reference(step, by_reference, failed)]
+            addresses[by_reference], lengths[by_reference] = locate(finished)
+            window = _with_finished(window, by_reference, self._spec.recipe.output_size)
+        kept = np.setdiff1d(np.arange(len(encoded)), np.fromiter(failed, np.int64, len(failed)))
+        fallbacks = Counter(reason for index, reason in reasons.items() if index not in failed)
+        failures = tuple(failed[index] for index in sorted(failed))
+        if not len(kept):
+            return Feed(step, kept, None, failures, fallbacks, None)
+        rows, buffer = self._copy(addresses[kept], lengths[kept])
+        inputs = GraphInputs(
+            rows,
+            window.start[kept],
+            window.shape[kept],
+            window.region_start[kept],
+            window.region_end[kept],
+            window.mirror[kept],
+        )
+        return Feed(step, kept, inputs, failures, fallbacks, buffer)
+
+    def _reasons(self, step: StepPlan, refusals: NDArray[np.int64], failed: dict[int, Skipped]) -> dict[int, str]:
+        """Return why samples go to the reference, by their place in the step."""
+        reasons = {int(i): REFUSALS[refusals[i]] for i in np.flatnonzero(refusals) if int(i) not in failed}
+        if self._refused:
+            for index, sample_id in enumerate(step.ids.tolist()):
+                if sample_id in self._refused and index not in failed:
+                    reasons.setdefault(index, self._refused[sample_id])
+        return reasons
+
+    def _windows(self, step: StepPlan, headers: NDArray[np.void]) -> GraphInputs:
+        """Return the windows of all samples; those of refused ones mean nothing yet."""
+        swapped = headers["orientation"] >= 5 if self._spec.orientation == "apply" else np.zeros(len(headers), np.bool_)
+        heights = np.maximum(1, np.where(swapped, headers["width"], headers["height"]))
+        widths = np.maximum(1, np.where(swapped, headers["height"], headers["width"]))
+        spec = self._spec
+        return graph_windows(plan_geometry(spec.recipe, spec.seed, step.epoch, step.ids, widths, heights))
+
+    def _load_by_reference(
+        self, step: StepPlan, indices: NDArray[np.int64], failed: dict[int, Skipped]
+    ) -> NDArray[np.uint8]:
+        """Load samples in their final form on all threads: (m, H, W, 3) uint8. Notes those that cannot be loaded."""
+        out = np.zeros((len(indices), *self._spec.recipe.output_size, 3), np.uint8)
+        positions, ids = step.positions[indices], step.ids[indices]
+        share = -(-len(indices) // self._threads)
+        chunks = range(0, len(indices), share)
+        parts = [slice(at, at + share) for at in chunks]
+        loads = [self._pool.submit(self._reference.load, step.epoch, positions[p], ids[p], out[p]) for p in parts]
+        wait(loads)
+        for at, load in zip(chunks, loads, strict=True):
+            for index, _, reason in load.result().failed:
+                place = int(indices[at + index])
+                failed[place] = self._skipped(step, place, reason)
+        return out
+
+    def _skipped(self, step: StepPlan, index: int, reason: str) -> Skipped:
+        return Skipped(int(step.ids[index]), self._source.where(int(step.positions[index])), reason)
+
+    def _copy(
+        self, addresses: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8] | list[NDArray[np.uint8]], NDArray[np.uint8]]:
+        """Copy pictures into reused memory, as equal rows where that wastes little, else one after the other."""
+        n = len(lengths)
+        longest = -(-int(lengths.max()) // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+        as_rows = n * longest <= max(_PADDING_LIMIT * int(lengths.sum()), 2**20)
+        spaces = np.full(n, longest) if as_rows else -(-lengths // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+        offsets = np.cumsum(spaces) - spaces
+        buffer = self._take_buffer(int(spaces.sum()))
+        share = -(-n // self._threads)
+        parts = [slice(at, at + share) for at in range(0, n, share)]
+        copies = [
+            self._pool.submit(self._copy_part, addresses[p], lengths[p], spaces[p], offsets[p], buffer) for p in parts
+        ]
+        for copied in copies:
+            copied.result()
+        if as_rows:
+            return buffer[: n * longest].reshape(n, longest), buffer
+        return [buffer[o : o + m] for o, m in zip(offsets.tolist(), lengths.tolist(), strict=True)], buffer
+
+    def _copy_part(
+        self,
+        addresses: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        spaces: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        buffer: NDArray[np.uint8],
+    ) -> None:
+        started = time.thread_time()
+        _copy_rows(addresses, lengths, spaces, offsets, buffer)
+        self.costs.add(kernels_s=time.thread_time() - started)
+
+    def _take_buffer(self, size: int) -> NDArray[np.uint8]:
+        # Fresh memory would cost a page fault every 4 KiB, each batch.
+        with contextlib.suppress(IndexError):
+            buffer = self._buffers.popleft()
+            if len(buffer) >= size:
+                return buffer
+        return np.empty(size + size // 8, np.uint8)
+
+
+class Feeder:
+    """A thread that makes the feeds of one epoch, some ahead, in order."""
+
+    def __init__(self, maker: FeedMaker, plan: EpochPlan, ahead: int) -> None:
+        """Start.
+
+        Args:
+            maker: Makes the feeds; nobody else may use it while this thread runs, except between `stop` and the end.
+            plan: The epoch.
+            ahead: Feeds that may lie ready, and steps that are read ahead of the one in work.
+        """
+        self._maker = maker
+        self._plan = plan
+        self._ahead = ahead
+        self._ready: queue.Queue[Feed | BaseException | None] = queue.Queue(maxsize=ahead)
+        self._stopped = threading.Event()
+        self._exhausted = False
+        self._thread = threading.Thread(target=self._run, name="fastdata-dali-feed", daemon=True)
+        self._thread.start()
+
+    def next(self, *, block: bool) -> Feed | None:
+        """Return the next feed; None at the end of the epoch, or where none is ready and `block` is off.
+
+        Raises:
+            Exception: What the thread died of.
+        """
+        if self._exhausted:
+            return None
+        try:
+            item = self._ready.get(block=block)
+        except queue.Empty:
+            return None
+        if item is None:
+            self._exhausted = True
+            return None
+        if isinstance(item, BaseException):
+            self._exhausted = True
+            raise item
+        return item
+
+    def stop(self) -> None:
+        """End the thread; feeds that nobody took are given back. Idempotent."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            self._drop_ready()
+            self._thread.join(0.01)
+        self._drop_ready()
+        self._exhausted = True
+
+    def _drop_ready(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._ready.get_nowait()
+                if isinstance(item, Feed):
+                    self._maker.give_back(item)
+
+    def _run(self) -> None:
+        reading: deque[tuple[StepPlan, list[Future[ReadSamples]]]] = deque()
+        try:
+            steps = iter(self._plan)
+            while not self._stopped.is_set():
+                while len(reading) <= self._ahead and (step := next(steps, None)) is not None:
+                    reading.append((step, self._maker.read(step)))
+                if not reading:
+                    break
+                self._ready.put(self._maker.make(*reading.popleft()))
+        except BaseException as exc:  # handed to the consumer, who raises it
+            self._ready.put(exc)
+        else:
+            self._ready.put(None)
+        finally:
+            for _, reads in reading:
+                for read in reads:
+                    read.cancel()
+                wait(reads)
+
+
+def graph_windows(geometry: Geometry) -> GraphInputs:
+    """Return what DALI's operators take for a geometry, without pictures.
+
+    The window holds all pixels that the filter reads. Where the whole window becomes the output (training), it is the
+    drawn one, at whose edges the filter stops; else (evaluation) it is what the wanted part of the whole picture needs.
+    """
+    low, high, full, offset = geometry.low, geometry.high, geometry.full, geometry.offset
+    wanted = np.array(geometry.output_size)
+    scale = (high - low) / full
+    begin, end = read_ranges(low, high, full, offset, np.broadcast_to(wanted, full.shape))
+    begin = np.maximum(low, begin - _DALI_MARGIN)
+    end = np.minimum(high, end + _DALI_MARGIN)
+    region_start = low + offset * scale - begin
+    region_end = low + (offset + wanted) * scale - begin
+    return GraphInputs(
+        [],
+        begin.astype(np.int32),
+        (end - begin).astype(np.int32),
+        region_start.astype(np.float32),
+        region_end.astype(np.float32),
+        geometry.flips.astype(np.int32),
+    )
+
+
+def _with_finished(window: GraphInputs, places: NDArray[np.int64], size: tuple[int, int]) -> GraphInputs:
+    """Replace the windows of samples that are already cropped, resized and mirrored."""
+    start, shape, mirror = window.start.copy(), window.shape.copy(), window.mirror.copy()
+    region_start, region_end = window.region_start.copy(), window.region_end.copy()
+    start[places], shape[places], mirror[places] = 0, size, 0
+    region_start[places], region_end[places] = 0, size
+    return replace(window, start=start, shape=shape, mirror=mirror, region_start=region_start, region_end=region_end)
+
+
+def _user_s() -> float:
+    """Return this thread's user CPU seconds; system time, such as the copy in a read, does not hold the interpreter."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_utime
+
+
+@compiled
+def _copy_rows(
+    addresses: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    spaces: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    buffer: NDArray[np.uint8],
+) -> None:
+    for i in range(len(addresses)):
+        copy_bytes(buffer.ctypes.data + offsets[i], addresses[i], lengths[i])
+        buffer[offsets[i] + lengths[i] : offsets[i] + spaces[i]] = 0

@@ -1,0 +1,434 @@
+"""Crop before decode: cutting a crop-ready JPEG to the part that holds a window, by copying bytes.
+
+A crop-ready file (`fastdata.transcode`) has restart markers at fixed places of every MCU row and a table of the lengths
+between them. A cut is its header with another size, the segments of the wanted rows and columns, and the restart
+markers counted anew: an ordinary JPEG. It is wide enough that its pixels inside the window equal those of the full
+decode. Windows are in stored coordinates, before the Exif orientation is applied.
+
+Every other file is handed on whole. So is one whose table does not fit: the lengths must add up to the end marker, and
+restart markers must lie where the table says around all that is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdata import jpeg
+from fastdata._native import (
+    Buffer,
+    byte_pointer,
+    compiled,
+    copy_bytes,
+    inlined,
+    integer,
+    locate,
+    long_pointer,
+    zero_bytes,
+)
+
+OUTCOMES: Final = ("cut", "not crop-ready", "segment table does not fit")
+"""What became of a file, by code: only the first is a cut, the others are whole."""
+CUT, NOT_READY, BAD_TABLE = range(len(OUTCOMES))
+
+_NAMES: Final = ("outcome", "top", "left", "height", "width", "bytes")
+CUT_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
+"""Of one cut: index into `OUTCOMES`; its place in the full picture and its size, in stored pixels; its size in bytes."""
+_OUTCOME, _TOP, _LEFT, _CUT_HEIGHT, _CUT_WIDTH, _BYTES = range(len(_NAMES))
+_PREFIX: Final = 4 + jpeg.TABLE_PREFIX_BYTES
+
+
+def locate_files(buffers: Sequence[Buffer]) -> Files:
+    """Find out where files lie in memory and read their headers."""
+    addresses, lengths = locate(buffers)
+    return Files(tuple(buffers), addresses, lengths, jpeg.read_headers_at(addresses, lengths))
+
+
+def plan_cuts(files: Files, windows: NDArray[np.int64]) -> NDArray[np.void]:
+    """Work out the cut of each file, without the GIL.
+
+    Args:
+        files: n files.
+        windows: (n, 4) top, left, height, width in stored pixels; what lies outside of a picture is left out.
+
+    Returns:
+        (n,) structured array of `CUT_DTYPE`.
+    """
+    plans = np.empty((len(files.addresses), len(_NAMES)), np.int64)
+    _plan_all(files.addresses, files.lengths, _matrix(files.headers), np.ascontiguousarray(windows, np.int64), plans)
+    return plans.view(CUT_DTYPE).reshape(len(plans))
+
+
+def write_cuts(
+    files: Files, plans: NDArray[np.void], out: NDArray[np.uint8], starts: NDArray[np.int64], padded_bytes: int = 0
+) -> None:
+    """Write all cuts into one buffer, without the GIL.
+
+    Args:
+        files: n files.
+        plans: (n,) from `plan_cuts`, for the same files.
+        out: (bytes,) receives the cuts.
+        starts: (n,) where in `out` each cut begins; ascending, with room for ``plans["bytes"]`` each.
+        padded_bytes: Where above 0, each cut is followed by zeros up to this many bytes.
+
+    Raises:
+        ValueError: The cuts would overlap or leave `out`.
+    """
+    if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError("out: a writable, contiguous array of one dimension is needed")
+    ends = np.append(starts[1:], out.size)[: len(starts)]
+    if (starts < 0).any() or (starts + np.maximum(plans["bytes"], padded_bytes) > ends).any():
+        raise ValueError("starts: cuts overlap or leave `out`")
+    _write_all(files.addresses, files.lengths, _matrix(files.headers), _matrix(plans), out, starts, padded_bytes)
+
+
+def cut_batch(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.void]]:
+    """Cut a batch into one array padded with zeros, which decoders read over.
+
+    Returns:
+        (n, longest) uint8, and (n,) structured array of `CUT_DTYPE`.
+    """
+    plans = plan_cuts(files, windows)
+    longest = int(plans["bytes"].max(initial=0))
+    out = np.zeros((len(plans), longest), np.uint8)  # the system's zero pages: padding costs nothing until it is read
+    write_cuts(files, plans, out.reshape(-1), np.arange(len(plans)) * longest)
+    return out, plans
+
+
+def cut(data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] | None = None) -> tuple[Buffer, Cut]:
+    """Cut one file, without the GIL.
+
+    Args:
+        data: The file.
+        window: top, left, height, width in stored pixels.
+        out: (bytes,) at least as long as `data`, to be written to; None allocates.
+
+    Returns:
+        The smaller file (a view of `out`), or `data` itself where it has to stay whole; and where the cut lies.
+    """
+    if out is None:
+        out = np.empty(len(data), np.uint8)
+    elif len(out) < len(data):
+        raise ValueError(f"out: {len(out)} bytes, at least {len(data)} are needed")
+    row = np.empty(len(_NAMES), np.int64)
+    _cut_one(np.frombuffer(data, np.uint8), *window, row, out)
+    where = Cut(*row.tolist())
+    return (out.data[: where.bytes] if where.outcome == CUT else data), where
+
+
+def stored_window(
+    window: tuple[int, int, int, int], orientation: int, stored_height: int, stored_width: int
+) -> tuple[int, int, int, int]:
+    """Map a window of the upright picture to the stored one.
+
+    Args:
+        window: top, left, height, width in pixels of the upright picture.
+        orientation: Exif orientation, 1..8.
+        stored_height: Pixels.
+        stored_width: Pixels.
+    """
+    top, left, height, width = window
+    if orientation > 4:  # rows of the upright picture are stored columns
+        top, left, height, width = left, top, width, height
+    if orientation in (3, 4, 6, 7):
+        top = stored_height - top - height
+    if orientation in (2, 3, 7, 8):
+        left = stored_width - left - width
+    return top, left, height, width
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Encoded files in memory: where they lie and what their headers say."""
+
+    buffers: tuple[Any, ...]
+    """What keeps the memory alive."""
+    addresses: NDArray[np.int64]
+    """(n,)."""
+    lengths: NDArray[np.int64]
+    """(n,) bytes."""
+    headers: NDArray[np.void]
+    """(n,) structured array of `fastdata.jpeg.HEADER_DTYPE`."""
+
+    def take(self, which: NDArray[np.int64]) -> Files:
+        """Return some of the files, by index."""
+        buffers = tuple(self.buffers[i] for i in which.tolist())
+        return Files(buffers, self.addresses[which], self.lengths[which], self.headers[which])
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a cut lies in the full picture, in stored pixels."""
+
+    outcome: int
+    """Index into `OUTCOMES`."""
+    top: int
+    left: int
+    height: int
+    width: int
+    bytes: int
+    """Size of the cut file."""
+
+
+def _matrix(records: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return records of int64 fields as the (n, fields) matrix that kernels take."""
+    return records.view(np.int64).reshape(len(records), len(records.dtype))
+
+
+@inlined
+def _next_byte(source: Any, at: int, part_end: int, table_end: int) -> tuple[int, int, int]:
+    """Return the next byte of the segment table (0 after its end) and the state after it."""
+    if at == part_end:
+        if at >= table_end:
+            return 0, at, part_end
+        part_end = at + 2 + ((integer(source[at + 2]) << 8) | integer(source[at + 3]))
+        at += _PREFIX
+    return integer(source[at]), at + 1, part_end
+
+
+@inlined
+def _next_length(source: Any, at: int, part_end: int, table_end: int) -> tuple[int, int, int]:
+    """Return the next length of the segment table and the state after it."""
+    length, at, part_end = _next_byte(source, at, part_end, table_end)
+    if length == jpeg.LONG_LENGTH:
+        length = 0
+        for _ in range(4):
+            byte, at, part_end = _next_byte(source, at, part_end, table_end)
+            length = (length << 8) | byte
+    return length, at, part_end
+
+
+@compiled
+def _next_row(
+    source: Any, at: int, part_end: int, table_end: int, across: int, count: int, ends: Any
+) -> tuple[int, int, int]:
+    """Read the lengths of one row of segments.
+
+    Args:
+        source: The file.
+        at: Where the table is read next.
+        part_end: Where the current part of the table ends.
+        table_end: Where the table ends.
+        across: Segments of a row.
+        count: How many of them to fill into `ends`.
+        ends: Filled with where the first `count` segments end, markers included, from the start of the row.
+
+    Returns:
+        `at` and `part_end` after the row, and the bytes of the row, -1 where the table holds a length of 0 or ends.
+    """
+    if at + across <= part_end:
+        total, special = 0, False
+        for i in range(across):
+            length = integer(source[at + i])
+            total += length + 2
+            special |= (length == 0) | (length == jpeg.LONG_LENGTH)
+        if not special:
+            end = 0
+            for i in range(count):
+                end += integer(source[at + i]) + 2
+                ends[i] = end
+            return at + across, part_end, total
+    end = 0
+    for i in range(across):
+        length, at, part_end = _next_length(source, at, part_end, table_end)
+        if length == 0:
+            return at, part_end, -1
+        end += length + 2
+        if i < count:
+            ends[i] = end
+    return at, part_end, end
+
+
+@compiled
+def _parts_fit(source: Any, table: int, table_end: int) -> bool:
+    """Whether the parts of a segment table are numbered as they should be and end where they should."""
+    at, part, parts = table, 0, integer(source[table + 15])
+    while at < table_end:
+        size = (integer(source[at + 2]) << 8) | integer(source[at + 3])
+        if source[at + 13] != jpeg.TABLE_VERSION or source[at + 14] != part or source[at + 15] != parts:
+            return False
+        if size + 2 <= _PREFIX:
+            return False
+        at += 2 + size
+        part += 1
+    return at == table_end and part == parts
+
+
+@inlined
+def _span(first: int, count: int, margin: int, step: int, steps: int) -> tuple[int, int]:
+    """Return the steps (MCUs) that hold ``count`` pixels from `first` on and `margin` pixels around them."""
+    return max(first - margin, 0) // step, min((first + count + margin + step - 1) // step, steps)
+
+
+@inlined
+def _place(header: Any, top: int, left: int, height: int, width: int, plan: Any) -> None:
+    """Fill in the place and size of the cut for a window inside the picture."""
+    mcu_width, mcu_height = header[jpeg._MCU_WIDTH], header[jpeg._MCU_HEIGHT]
+    across = (header[jpeg._WIDTH] + mcu_width - 1) // mcu_width
+    down = (header[jpeg._HEIGHT] + mcu_height - 1) // mcu_height
+    # Upsampling of chroma reads the next sample, so one more pixel is needed; without subsampling, none.
+    first_row, end_row = _span(top, height, 1 if mcu_height > 8 else 0, mcu_height, down)
+    first, end = _span(left, width, 1 if mcu_width > 8 else 0, mcu_width, across)
+    if mcu_width > 8 and end == across:
+        first = max(0, min(first, across - 2))  # libjpeg upsamples plainly where chroma is at most two samples wide
+    interval = header[jpeg._RESTART_INTERVAL]
+    first, end = first // interval * interval, (end + interval - 1) // interval * interval
+    plan[_TOP], plan[_LEFT] = first_row * mcu_height, first * mcu_width
+    plan[_CUT_HEIGHT] = min(end_row * mcu_height, header[jpeg._HEIGHT]) - plan[_TOP]
+    plan[_CUT_WIDTH] = min(end * mcu_width, header[jpeg._WIDTH]) - plan[_LEFT]
+
+
+@inlined
+def _segments(header: Any, plan: Any) -> tuple[int, int, int, int, int, int]:
+    """Return the picture's segments across and down, then the cut's: first, end, first row, end row."""
+    mcu_height, step = header[jpeg._MCU_HEIGHT], header[jpeg._MCU_WIDTH] * header[jpeg._RESTART_INTERVAL]
+    return (
+        (header[jpeg._WIDTH] + step - 1) // step,
+        (header[jpeg._HEIGHT] + mcu_height - 1) // mcu_height,
+        plan[_LEFT] // step,
+        (plan[_LEFT] + plan[_CUT_WIDTH] + step - 1) // step,
+        plan[_TOP] // mcu_height,
+        (plan[_TOP] + plan[_CUT_HEIGHT] + mcu_height - 1) // mcu_height,
+    )
+
+
+@inlined
+def _head_bytes(header: Any) -> int:
+    """Return the bytes of a cut before its entropy-coded data: all but the segment table."""
+    bytes_: int = header[jpeg._SCAN_OFFSET] - (header[jpeg._TABLE_END] - header[jpeg._TABLE_OFFSET])
+    return bytes_
+
+
+@inlined
+def _is_marker(source: Any, at: int, number: int) -> bool:
+    """Whether restart marker `number` (from 0 over the whole scan) lies at `at`."""
+    return bool(source[at] == 0xFF and source[at + 1] == 0xD0 + (number & 7))
+
+
+@compiled
+def _cut_bytes(source: Any, header: Any, plan: Any) -> int:
+    """Return the bytes of the cut at `plan`, -1 where the segment table does not fit the file."""
+    across, down, first, end, first_row, end_row = _segments(header, plan)
+    at, part_end, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
+    start, last = header[jpeg._SCAN_OFFSET], header[jpeg._END_OFFSET] + 2
+    buffer = np.empty(end, np.int64)
+    total, ends = _head_bytes(header), long_pointer(buffer.ctypes.data)
+    for row in range(down):
+        wanted = first_row <= row < end_row
+        at, part_end, size = _next_row(source, at, part_end, table_end, across, end if wanted else 0, ends)
+        if size < 0 or start + size > last:
+            return -1
+        if wanted:
+            for column in range(first - 1, end):  # the markers around the segments that are copied
+                number = row * across + column
+                place = start + (ends[column] if column >= 0 else 0) - 2
+                if 0 <= number < across * down - 1 and not _is_marker(source, place, number):
+                    return -1
+            total += ends[end - 1] - (ends[first - 1] if first else 0)
+        start += size
+    return total if at == table_end and start == last else -1
+
+
+@inlined
+def _plan(source: Any, header: Any, top: int, left: int, height: int, width: int, length: int, plan: Any) -> None:
+    """Fill in one plan."""
+    bottom, right = min(top + height, header[jpeg._HEIGHT]), min(left + width, header[jpeg._WIDTH])
+    top, left = max(top, 0), max(left, 0)
+    plan[_TOP], plan[_LEFT], plan[_BYTES], plan[_OUTCOME] = 0, 0, length, NOT_READY
+    plan[_CUT_HEIGHT], plan[_CUT_WIDTH] = header[jpeg._HEIGHT], header[jpeg._WIDTH]
+    interval = header[jpeg._RESTART_INTERVAL]
+    sequential = header[jpeg._PROCESS] < 2 and header[jpeg._SCAN_COMPONENTS] == header[jpeg._COMPONENTS]
+    if header[jpeg._REFUSAL] or header[jpeg._TABLE_OFFSET] == 0 or bottom <= top or right <= left:
+        return
+    plan[_OUTCOME] = BAD_TABLE
+    across = (header[jpeg._WIDTH] + header[jpeg._MCU_WIDTH] - 1) // header[jpeg._MCU_WIDTH]
+    if not sequential or interval == 0 or across % interval:
+        return
+    if not _parts_fit(source, header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]):
+        return
+    _place(header, top, left, bottom - top, right - left, plan)
+    size = _cut_bytes(source, header, plan)
+    if size < 0:
+        plan[_TOP], plan[_LEFT] = 0, 0
+        plan[_CUT_HEIGHT], plan[_CUT_WIDTH] = header[jpeg._HEIGHT], header[jpeg._WIDTH]
+    else:
+        plan[_OUTCOME], plan[_BYTES] = CUT, size
+
+
+@inlined
+def _write_head(address: int, header: Any, plan: Any, target: int) -> None:
+    """Write a cut's header: the file's without its segment table, with the size of the cut."""
+    table, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
+    copy_bytes(target, address, table)
+    copy_bytes(target + table, address + table_end, header[jpeg._SCAN_OFFSET] - table_end)
+    size_at = header[jpeg._SOF_OFFSET] + 5
+    if size_at > table:
+        size_at -= table_end - table
+    out = byte_pointer(target)
+    out[size_at], out[size_at + 1] = plan[_CUT_HEIGHT] >> 8, plan[_CUT_HEIGHT] & 255
+    out[size_at + 2], out[size_at + 3] = plan[_CUT_WIDTH] >> 8, plan[_CUT_WIDTH] & 255
+
+
+@compiled
+def _write(address: int, header: Any, plan: Any, target: int) -> None:
+    """Write one cut to `target`: each row is copied in one piece, then its restart markers are counted anew."""
+    _write_head(address, header, plan, target)
+    across, _, first, end, first_row, end_row = _segments(header, plan)
+    at, part_end, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
+    buffer, source, out = np.empty(end, np.int64), byte_pointer(address), byte_pointer(target)
+    ends = long_pointer(buffer.ctypes.data)
+    start, to, number = header[jpeg._SCAN_OFFSET], _head_bytes(header), 0
+    for row in range(end_row):
+        count = end if row >= first_row else 0
+        at, part_end, size = _next_row(source, at, part_end, table_end, across, count, ends)
+        if count:
+            skipped = ends[first - 1] if first else 0
+            copied = ends[end - 1] - skipped
+            if to + copied > plan[_BYTES]:
+                return  # the file has changed under us since it was planned
+            copy_bytes(target + to, address + start + skipped, copied)
+            for column in range(first, end):
+                mark = to + ends[column] - skipped - 2
+                out[mark] = 0xFF
+                out[mark + 1] = 0xD0 + (number & 7)
+                number += 1
+            to += copied
+        start += size
+    out[to - 2] = 0xFF
+    out[to - 1] = 0xD9
+
+
+@compiled
+def _plan_all(addresses: Any, lengths: Any, headers: Any, windows: Any, plans: Any) -> None:
+    for i in range(len(addresses)):
+        top, left, height, width = windows[i, 0], windows[i, 1], windows[i, 2], windows[i, 3]
+        _plan(byte_pointer(addresses[i]), headers[i], top, left, height, width, lengths[i], plans[i])
+
+
+@compiled
+def _write_all(
+    addresses: Any, lengths: Any, headers: Any, plans: Any, out: Any, starts: Any, padded_bytes: int
+) -> None:
+    for i in range(len(addresses)):
+        target = out.ctypes.data + starts[i]
+        if plans[i, _OUTCOME] == CUT:
+            _write(addresses[i], headers[i], plans[i], target)
+        else:
+            copy_bytes(target, addresses[i], lengths[i])
+        if padded_bytes > plans[i, _BYTES]:
+            zero_bytes(target + plans[i, _BYTES], padded_bytes - plans[i, _BYTES])
+
+
+@compiled
+def _cut_one(
+    data: NDArray[np.uint8], top: int, left: int, height: int, width: int, plan: Any, out: NDArray[np.uint8]
+) -> None:
+    header = np.empty(jpeg.HEADER_FIELDS, np.int64)
+    jpeg.parse_header(data, header)
+    _plan(byte_pointer(data.ctypes.data), header, top, left, height, width, data.size, plan)
+    if plan[_OUTCOME] == CUT:
+        _write(data.ctypes.data, header, plan, out.ctypes.data)

@@ -1,0 +1,85 @@
+"""Ends a split: joins the records of its shards to the index, and writes what people read beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdata.shards.outfolder import CLASSES_NAME, SKIPPED_NAME
+from fastdata.shards.tarformat import shard_name
+from fastdata.shards.workfolder import ShardRecord, write_text
+from fastdata.sources.folder import FolderSource, id_fingerprint
+from fastdata.sources.paths import PathTable, printable
+from fastdata.sources.shardindex import INDEX_NAME, ShardIndex, ShardInfo, storage_layout, write_index
+
+
+def publish_split(
+    folder: Path,
+    records: Sequence[ShardRecord],
+    source: FolderSource,
+    labels: NDArray[np.int64],
+    classes: tuple[str, ...],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write class map, list of skipped files and, last, the index.
+
+    Args:
+        folder: Where the split's shards lie.
+        records: Of all its shards, in order.
+        source: Where its samples came from.
+        labels: (n,) label of each position of the source.
+        classes: Class names by label.
+        facts: What the index states besides; JSON-able.
+    """
+    skipped = [entry for record in records for entry in record.skipped]
+    write_text(folder / CLASSES_NAME, json.dumps({name: label for label, name in enumerate(classes)}, indent=1) + "\n")
+    if skipped:
+        entries = [
+            {"id": int(source.ids[position]), "path": printable(source.relative_path(position)), "reason": reason}
+            for position, reason in sorted(skipped)
+        ]
+        write_text(folder / SKIPPED_NAME, json.dumps(entries, indent=1) + "\n")
+    index = _join(records, source, labels, classes, {**facts, "skipped": len(skipped)})
+    write_index(folder / INDEX_NAME, index)
+
+
+def _join(
+    records: Sequence[ShardRecord],
+    source: FolderSource,
+    labels: NDArray[np.int64],
+    classes: tuple[str, ...],
+    facts: Mapping[str, Any],
+) -> ShardIndex:
+    rows = {name: np.concatenate([record.rows[name] for record in records]) for name in records[0].rows}
+    by_id = np.argsort(rows["position"])
+    positions = rows.pop("position")[by_id]
+    shard = np.repeat(np.arange(len(records), dtype=np.int32), [record.samples for record in records])
+    columns: dict[str, NDArray[Any]] = {
+        "ids": source.ids[positions],
+        "shard": shard[by_id],
+        **{name: column[by_id] for name, column in rows.items()},
+        "labels": labels[positions],
+    }
+    order, starts = storage_layout(columns["shard"], columns["offset"], len(records))
+    whole = len(positions) == len(source)
+    paths = (
+        source.relative_paths if whole else PathTable.from_paths([source.relative_path(i) for i in positions.tolist()])
+    )
+    return ShardIndex(
+        shards=tuple(
+            ShardInfo(shard_name(number), record.size_bytes, record.samples, record.sha256)
+            for number, record in enumerate(records)
+        ),
+        columns=columns,
+        paths=paths,
+        storage_order=order,
+        shard_starts=starts,
+        classes=classes,
+        fingerprint=id_fingerprint(columns["ids"]),
+        facts=facts,
+    )
