@@ -31,6 +31,11 @@ def inlined(function: Function) -> Function:
     return cast(Function, numba.njit(nogil=True, cache=True, forceinline=True)(function))
 
 
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    """Make a function that writes LLVM instructions callable from kernels, without its first argument."""
+    return intrinsic(function)
+
+
 def _pointer_to(item: Any) -> Any:
     """Return an intrinsic that turns an int64 address into a pointer to `item`, which indexes like an array.
 
@@ -38,7 +43,7 @@ def _pointer_to(item: Any) -> Any:
     instructions that made the entropy decoder four times as slow.
     """
 
-    @intrinsic
+    @_intrinsic
     def pointer(_typing: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -50,11 +55,12 @@ def _pointer_to(item: Any) -> Any:
 
 byte_pointer = _pointer_to(types.uint8)
 short_pointer = _pointer_to(types.uint16)
+signed_short_pointer = _pointer_to(types.int16)
 word_pointer = _pointer_to(types.uint32)
 long_pointer = _pointer_to(types.int64)
 
 
-@intrinsic  # type: ignore[misc, unused-ignore]
+@_intrinsic
 def _copy(_typing: Any, target: Any, source: Any, count: Any) -> Any:
     """Call memcpy on two int64 addresses."""
 
@@ -67,8 +73,8 @@ def _copy(_typing: Any, target: Any, source: Any, count: Any) -> Any:
     return types.voidptr(target, source, count), generate
 
 
-@intrinsic  # type: ignore[misc, unused-ignore]
-def count_leading_zeros(_typing: Any, value: Any) -> Any:
+@_intrinsic
+def count_leading_zeros(_typing: Any, _value: Any) -> Any:
     """Return the zero bits above the highest one of an int64; 64 for 0. For kernels."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -90,7 +96,7 @@ def bytes_at(address: int, length: int) -> NDArray[np.uint8]:
     return data
 
 
-@intrinsic  # type: ignore[misc, unused-ignore]
+@_intrinsic
 def _zero(_typing: Any, target: Any, count: Any) -> Any:
     """Call memset with 0 on an int64 address."""
 

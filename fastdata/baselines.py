@@ -9,16 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastdata.benchmark import Progress, merge_ranks
 from fastdata.cores import usable_cores
-from fastdata.errors import UsageError
 from fastdata.fresh import MeasureError
 from fastdata.job import Job
 from fastdata.measure import Loader, Task
-from fastdata.pagecache import data_files
+from fastdata.sources.open import is_shards, is_stream
+from fastdata.sources.shardlist import list_shards
 from fastdata.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
@@ -83,9 +82,9 @@ def plain_webdataset(task: Task) -> Loader:
     import torch
     import webdataset
 
-    shards = [str(path) for path in data_files(task.data) or [] if path.suffix == ".tar"] or task.data
+    shards = task.data if is_stream(task.data) else list_shards(task.data)[0]
     workers = _workers(task)
-    if isinstance(shards, list):
+    if isinstance(shards, list):  # a worker without a shard would only be started and stopped
         workers = min(workers, max(1, len(shards) // task.world_size))
     dataset = (
         webdataset.WebDataset(
@@ -132,7 +131,7 @@ def plain_dali(task: Task) -> Loader:
         last_batch_policy=LastBatchPolicy.PARTIAL,
         auto_reset=True,
     )
-    source = "folder" if _is_class_folder(task.data) else "shards"
+    source = _source(task.data)
     order = "shuffled once, then a buffer" if source == "folder" else "a buffer of 1024"
     return Loader(
         _DaliBatches(iterator, torch.device(task.device), getattr(torch, task.dtype)),
@@ -160,7 +159,7 @@ def baseline_tasks(template: Task) -> tuple[list[Task], list[dict[str, str]]]:
     """
     import importlib.util
 
-    source = "folder" if _is_class_folder(template.data) else "shards"
+    source = _source(template.data)
     tasks, left_out = [], []
     for baseline in BASELINES:
         if baseline.source != source:
@@ -179,7 +178,8 @@ def with_best_settings(task: Task, job: Job, progress: Progress) -> Task:
     """Return the task with the best settings of a short sweep where its baseline has any, else the task itself.
 
     Args:
-        task: Any task; only "plain DALI" has settings to choose. A training row takes what is best for the loader alone.
+        task: Any task; only "plain DALI" has settings to choose. A training row takes what is best for loading
+            alone.
         job: The ranks that measure together.
         progress: Told of every measurement.
     """
@@ -226,12 +226,14 @@ def _dali_pipeline(task: Task, settings: dict[str, Any]) -> Any:
             "num_shards": task.world_size,
             "pad_last_batch": True,
         }
-        if _is_class_folder(task.data):
+        if _source(task.data) == "folder":
             encoded, labels = fn.readers.file(file_root=task.data, **reader)
         else:
-            shards = [str(path) for path in data_files(task.data) or [] if path.suffix == ".tar"]
             encoded, digits = fn.readers.webdataset(
-                paths=shards, ext=["jpg;jpeg;png", "cls"], missing_component_behavior="error", **reader
+                paths=list_shards(task.data)[0],
+                ext=["jpg;jpeg;png", "cls"],
+                missing_component_behavior="error",
+                **reader,
             )
             labels = fn.pad(digits, shape=(8,))  # ASCII digits, which DALI cannot parse: `_DaliBatches` does
         pictures = fn.decoders.image_random_crop(
@@ -252,7 +254,7 @@ def _dali_pipeline(task: Task, settings: dict[str, Any]) -> Any:
             std=[255 * value for value in IMAGENET_STD] if floating else [1.0],
             mirror=fn.random.coin_flip(probability=0.5),
         )
-        return images, labels.gpu() if on_gpu and _is_class_folder(task.data) else labels
+        return images, labels
 
     return graph()
 
@@ -325,15 +327,8 @@ def _workers(task: Task) -> int:
     return usable_cores() if task.workers == "auto" else task.workers
 
 
-def _is_class_folder(data: str) -> bool:
-    root = Path(data)
-    if not root.is_dir():
-        return False
-    if next(root.glob("*.tar"), None) is None:
-        return True
-    if any(entry.is_dir() for entry in root.iterdir()):
-        raise UsageError(data, "holds both shards and folders", "class folders or shards", "Name one of them.")
-    return False
+def _source(data: str) -> str:
+    return "shards" if is_stream(data) or is_shards(data) else "folder"
 
 
 def _facts(source: str, order: str, samples: int | None, workers: int, prefetch: int, **more: Any) -> dict[str, Any]:

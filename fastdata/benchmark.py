@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastdata.pagecache import CacheKeeper
 from fastdata.fresh import MeasureError
 from fastdata.job import Job
 from fastdata.measure import Task
+from fastdata.pagecache import CacheKeeper
 from fastdata.spread import median_interval, spread_percent
 
 METERS = (
@@ -139,7 +139,7 @@ def make_row(task: Task, runs: Sequence[dict[str, Any]]) -> Row:
         "workers": facts.get("workers"),
         "prefetch": facts.get("prefetch"),
         "options": task.options or facts.get("options") or {},
-        "world_size": task.world_size,
+        "world_size": len(last.get("ranks", [last])),
         "training": runs[0]["training"],
         "images_per_s": statistics.median(rates),
         "images_per_s_runs": rates,

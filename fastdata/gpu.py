@@ -1,11 +1,12 @@
 """The meters of one GPU through NVML: utilisation, SM activity, JPEG engine, memory, power.
 
-NVML counts the physical cards of a machine, CUDA the visible ones in its own order, so the card is found by its UUID, or
-through ``CUDA_VISIBLE_DEVICES``. What cannot be read is None with the reason, never 0.
+NVML counts the physical cards of a machine, CUDA the visible ones in its own order, so the card is found by its UUID,
+or through ``CUDA_VISIBLE_DEVICES``. What cannot be read is None with the reason, never 0.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import statistics
@@ -144,14 +145,16 @@ class GpuMeter:
         """Return name, memory and driver of the card, for the report."""
         nvml, card = self._nvml, self._card
         found: dict[str, Any] = {"mig": card.gpu_instance is not None}
-        for key, read in {
+        reads: dict[str, Callable[[], Any]] = {
             "name": lambda: nvml.nvmlDeviceGetName(card.physical),
             "memory_mb": lambda: round(nvml.nvmlDeviceGetMemoryInfo(card.handle).total / 1e6),
-            "driver": lambda: nvml.nvmlSystemGetDriverVersion(),
+            "driver": nvml.nvmlSystemGetDriverVersion,
             "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card.physical) / 1e3,
-        }.items():
+        }
+        for key, read in reads.items():
             try:
-                found[key] = read()
+                value = read()
+                found[key] = _text(value) if isinstance(value, bytes) else value
             except (nvml.NVMLError, AttributeError):
                 found[key] = None
         return found
@@ -171,7 +174,7 @@ def open_gpu_meter(
         return UnreadableGpu(f"the run uses no GPU (device {device})")
     if nvml is None:
         try:
-            import pynvml as nvml  # no requirement of a machine without a GPU
+            nvml = importlib.import_module("pynvml")  # no requirement of a machine without a GPU
         except ImportError as exc:
             return UnreadableGpu(f"NVML cannot be imported: {exc}; pip install nvidia-ml-py")
     try:

@@ -22,7 +22,7 @@ class Job:
     world_size = 1
     local_rank = 0
 
-    def measure(self, task: Task, name: str) -> list[dict[str, Any]]:
+    def measure(self, task: Task, name: str) -> list[dict[str, Any]]:  # noqa: ARG002 - ranks need it
         """Measure a task in fresh processes and return the figures of every rank.
 
         Args:

@@ -37,7 +37,7 @@ CUT, NOT_READY, BAD_TABLE = range(len(OUTCOMES))
 
 _NAMES: Final = ("outcome", "top", "left", "height", "width", "bytes")
 CUT_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
-"""Of one cut: index into `OUTCOMES`; its place in the full picture and its size, in stored pixels; its size in bytes."""
+"""Of one cut: index into `OUTCOMES`; its place in the full picture and its size, in stored pixels; and in bytes."""
 _OUTCOME, _TOP, _LEFT, _CUT_HEIGHT, _CUT_WIDTH, _BYTES = range(len(_NAMES))
 _PREFIX: Final = 4 + jpeg.TABLE_PREFIX_BYTES
 

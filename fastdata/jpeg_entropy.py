@@ -1,8 +1,8 @@
 """Huffman coding of JPEG blocks: from a sequential scan to DC values and AC tokens, and back with other restarts.
 
-A block is held as its DC value and its AC *tokens*: ``symbol << 16 | extra bits``, as coded. Tokens are what the picture
-holds without loss, and neither restart markers nor Huffman tables change them. Code lengths and canonical codes follow
-ITU-T T.81, annexes C, F and K.
+A block is held as its DC value and its AC *tokens*: ``symbol << 16 | extra bits``, as coded. Tokens are what the
+picture holds without loss, and neither restart markers nor Huffman tables change them. Code lengths and canonical codes
+follow ITU-T T.81, annexes C, F and K.
 
 A damaged scan is one that a decoder could only guess at: an undefined code, a coefficient past the 63rd, data that end
 early or go on, a wrong restart marker. It gets no tokens, even where libjpeg would carry on with a warning.
@@ -63,8 +63,8 @@ def define_table(
 ) -> bool:
     """Fill one table from a DHT segment's 16 counts and its symbols; return whether they form a code.
 
-    ``look[first 10 bits]`` is ``length << 8 | symbol``, 0 for longer codes. ``limits[length]`` is one more than the last
-    code of that length, and ``limits[18 + length]`` what to add to a code for its place in `values`.
+    ``look[first 10 bits]`` is ``length << 8 | symbol``, 0 for longer codes. ``limits[length]`` is one more than the
+    last code of that length, and ``limits[18 + length]`` what to add to a code for its place in `values`.
     """
     look[:] = 0
     limits[:] = 0
@@ -168,6 +168,43 @@ def after_segment(source: Pointer, size_bytes: int, at: int, bits: int, beyond: 
 
 
 @compiled
+def after_restart(source: Pointer, size_bytes: int, at: int, bits: int, beyond: int, number: int) -> int:
+    """Return the place after restart marker `number`, which has to come next; -1 where it does not."""
+    at = after_segment(source, size_bytes, at, bits, beyond)
+    return at + 1 if at >= 0 and source[at] == 0xD0 + (number & 7) else -1
+
+
+@inlined
+def _decode_ac(
+    source: Pointer,
+    size_bytes: int,
+    at: int,
+    buffer: int,
+    bits: int,
+    beyond: int,
+    row: int,
+    tables: Pointers,
+    tokens: Pointer,
+    token: int,
+) -> tuple[int, int, int, int, int]:
+    """Decode the AC tokens of one block; return the state after them and the next token, -1 for damage."""
+    k = 1
+    while k < 64:
+        at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+        found = next_code(buffer, bits, row, tables)
+        size = found & 15
+        bits -= (found >> 8) + size
+        tokens[token] = ((found & 255) << 16) | ((buffer >> bits) & ((1 << size) - 1))
+        token += 1
+        k += ((found >> 4) & 15) + 1
+        if size == 0 and found & 0xF0 != 0xF0:
+            if found & 0xF0 or found == 0:
+                return at, buffer, bits, beyond, -1
+            break
+    return at, buffer, bits, beyond, token if k <= 64 and bits >= beyond else -1
+
+
+@compiled
 def decode_scan(
     data: NDArray[np.uint8],
     at: int,
@@ -200,53 +237,59 @@ def decode_scan(
         Where the marker byte after the scan lies, -1 for damage; and the number of tokens.
     """
     source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
-    predicted = np.zeros(4, np.int64)
     written = word_pointer(tokens.ctypes.data)
-    buffer, bits, beyond = 0, 0, 0
-    block, token, left, restarts = 0, 0, restart_interval, 0
+    predicted = np.zeros(4, np.int64)
+    buffer, bits, beyond, block, token = 0, 0, 0, 0, 0
     for mcu in range(mcus):
-        if restart_interval and left == 0:
-            at = after_segment(source, size_bytes, at, bits, beyond)
-            if at < 0 or source[at] != 0xD0 + (restarts & 7):
+        if restart_interval and mcu and mcu % restart_interval == 0:
+            at = after_restart(source, size_bytes, at, bits, beyond, mcu // restart_interval - 1)
+            if at < 0:
                 return -1, 0
-            at, buffer, bits, beyond, left, restarts = at + 1, 0, 0, 0, restart_interval, restarts + 1
+            buffer, bits, beyond = 0, 0, 0
             predicted[:] = 0
-        left -= 1
         for part in range(len(pattern)):
-            component, table, ac = pattern[part, 0], pattern[part, 1], pattern[part, 2]
+            component = pattern[part, 0]
             at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-            found = next_code(buffer, bits, table, tables)
+            found = next_code(buffer, bits, pattern[part, 1], tables)
             size = found & 255
             if found == 0 or size > MAX_DC_BITS:
                 return -1, 0
-            bits -= found >> 8
-            bits -= size
+            bits -= (found >> 8) + size
             predicted[component] += extend((buffer >> bits) & ((1 << size) - 1), size)
-            if predicted[component] < -32768 or predicted[component] > 32767:
-                return -1, 0
             dc[block] = predicted[component]
-            first, k = token, 1
-            while k < 64:
-                at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-                found = next_code(buffer, bits, ac, tables)
-                if found == 0:
-                    return -1, 0
-                size = found & 15
-                bits -= (found >> 8) + size
-                written[token] = ((found & 255) << 16) | ((buffer >> bits) & ((1 << size) - 1))
-                token += 1
-                if size == 0 and found & 0xF0 != 0xF0:
-                    if found & 0xF0:
-                        return -1, 0
-                    break
-                k += ((found >> 4) & 15) + 1
-                if k > 64:
-                    return -1, 0
-            if bits < beyond:
+            if dc[block] != predicted[component]:
+                return -1, 0  # more than 16 bits
+            first = token
+            at, buffer, bits, beyond, token = _decode_ac(
+                source, size_bytes, at, buffer, bits, beyond, pattern[part, 2], tables, written, token
+            )
+            if token < 0:
                 return -1, 0
             counts[block] = token - first
             block += 1
     return after_segment(source, size_bytes, at, bits, beyond), token
+
+
+@compiled
+def _depths(weights: NDArray[np.int64], of_length: NDArray[np.int64]) -> None:
+    """Count the leaves at each depth of the Huffman tree over ascending `weights`."""
+    leaves = len(weights)
+    weight, parent = np.zeros(2 * leaves, np.int64), np.zeros(2 * leaves, np.int64)
+    weight[:leaves] = weights
+    leaf, node = 0, leaves  # two queues: the leaves, and the merged nodes, whose weights rise too
+    for merged in range(leaves, 2 * leaves - 1):
+        for _ in range(2):
+            if leaf < leaves and (node >= merged or weight[leaf] <= weight[node]):
+                taken, leaf = leaf, leaf + 1
+            else:
+                taken, node = node, node + 1
+            weight[merged] += weight[taken]
+            parent[taken] = merged
+    depth = np.zeros(2 * leaves, np.int64)
+    for i in range(2 * leaves - 3, -1, -1):
+        depth[i] = depth[parent[i]] + 1
+        if i < leaves:
+            of_length[depth[i]] += 1
 
 
 @compiled
@@ -262,29 +305,12 @@ def code_lengths(frequencies: NDArray[np.int64], counts: NDArray[np.uint8], symb
         The number of symbols.
     """
     order = np.argsort(-frequencies)
-    used = 0
-    while used < 256 and frequencies[order[used]] > 0:
-        symbols[used] = order[used]
-        used += 1
-    # Two queues: leaves by rising frequency (leaf 0 stands for the all-ones code), and merged nodes, which rise too.
-    leaves = used + 1
-    weight, parent = np.zeros(2 * leaves, np.int64), np.zeros(2 * leaves, np.int64)
-    for i in range(used):
-        weight[1 + i] = frequencies[symbols[used - 1 - i]]
-    leaf, node = 0, leaves
-    for merged in range(leaves, 2 * leaves - 1):
-        for _ in range(2):
-            if leaf < leaves and (node >= merged or weight[leaf] <= weight[node]):
-                taken, leaf = leaf, leaf + 1
-            else:
-                taken, node = node, node + 1
-            weight[merged] += weight[taken]
-            parent[taken] = merged
-    of_length, depth = np.zeros(300, np.int64), np.zeros(2 * leaves, np.int64)
-    for i in range(2 * leaves - 3, -1, -1):
-        depth[i] = depth[parent[i]] + 1
-        if i < leaves:
-            of_length[depth[i]] += 1
+    used = np.count_nonzero(frequencies)
+    symbols[:used] = order[:used]
+    weights = np.zeros(used + 1, np.int64)  # the first stands for the all-ones code
+    weights[1:] = frequencies[order[:used]][::-1]
+    of_length = np.zeros(300, np.int64)
+    _depths(weights, of_length)
     for length in range(299, 16, -1):
         while of_length[length] > 0:  # T.81, figure K.3: move a pair up, split a shorter code to make room
             shorter = length - 2
@@ -294,13 +320,10 @@ def code_lengths(frequencies: NDArray[np.int64], counts: NDArray[np.uint8], symb
             of_length[length - 1] += 1
             of_length[shorter + 1] += 2
             of_length[shorter] -= 1
-    longest = 16
-    while longest > 1 and of_length[longest] == 0:
-        longest -= 1
-    of_length[longest] -= 1
+    of_length[np.flatnonzero(of_length)[-1]] -= 1
     for length in range(1, 17):
         counts[length - 1] = of_length[length]
-    return used
+    return int(used)
 
 
 @compiled
@@ -319,7 +342,8 @@ def code_table(counts: NDArray[np.uint8], symbols: NDArray[np.uint8], codes: NDA
 @inlined
 def bit_size(value: int) -> int:
     """Return the bits of ``abs(value)``."""
-    return 64 - count_leading_zeros(abs(value))
+    bits: int = 64 - count_leading_zeros(abs(value))
+    return bits
 
 
 @compiled

@@ -10,8 +10,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import byte_pointer, compiled, inlined, integer
-from fastdata.jpeg_entropy import MAX_DC_BITS, after_segment, bit_size, extend, fill, next_code, pointers
+from fastdata._native import byte_pointer, compiled, inlined, integer, signed_short_pointer
+from fastdata.jpeg_entropy import (
+    MAX_DC_BITS,
+    Pointer,
+    after_restart,
+    after_segment,
+    bit_size,
+    extend,
+    fill,
+    next_code,
+    pointers,
+)
 
 
 @compiled
@@ -141,15 +151,15 @@ def decode_dc(
     """
     source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
     predicted = np.zeros(4, np.int64)
-    buffer, bits, beyond, restarts = 0, 0, 0, 0
+    buffer, bits, beyond = 0, 0, 0
     blocks_per_mcu = integer(len(pattern))
     until_restart = restart_interval * blocks_per_mcu
     for i in range(len(order)):
         if until_restart and i and i % until_restart == 0:
-            at = after_segment(source, size_bytes, at, bits, beyond)
-            if at < 0 or source[at] != 0xD0 + (restarts & 7):
+            at = after_restart(source, size_bytes, at, bits, beyond, i // until_restart - 1)
+            if at < 0:
                 return -1
-            at, buffer, bits, beyond, restarts = at + 1, 0, 0, 0, restarts + 1
+            buffer, bits, beyond = 0, 0, 0
             predicted[:] = 0
         at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
         if refine:
@@ -189,23 +199,20 @@ def decode_ac(
 ) -> int:
     """Decode the first AC scan of a band; `table` is its AC table + 4. Returns as `decode_dc`."""
     source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
-    buffer, bits, beyond, restarts, blocks_to_skip = 0, 0, 0, 0, 0
+    buffer, bits, beyond, blocks_to_skip = 0, 0, 0, 0
     for i in range(len(order)):
         if restart_interval and i and i % restart_interval == 0:
-            at = after_segment(source, size_bytes, at, bits, beyond)
-            if at < 0 or source[at] != 0xD0 + (restarts & 7) or blocks_to_skip:
+            at = after_restart(source, size_bytes, at, bits, beyond, i // restart_interval - 1)
+            if at < 0 or blocks_to_skip:
                 return -1
-            at, buffer, bits, beyond, restarts = at + 1, 0, 0, 0, restarts + 1
+            buffer, bits, beyond = 0, 0, 0
         if blocks_to_skip:
             blocks_to_skip -= 1
             continue
-        block = coefficients[order[i]]
         k = first_k
         while k <= last_k:
             at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
             found = next_code(buffer, bits, table, tables)
-            if found == 0:
-                return -1
             bits -= found >> 8
             run, size = (found >> 4) & 15, found & 15
             if size == 0 and run < 15:
@@ -213,18 +220,57 @@ def decode_ac(
                 bits -= run
                 break
             k += run
-            if k > last_k:
+            value = extend(_bits(buffer, bits, size), size) << low_bit
+            bits -= size
+            if k > last_k or abs(value) > 32767:
                 return -1
-            if size:
-                value = extend(_bits(buffer, bits, size), size) << low_bit
-                if value < -32768 or value > 32767:
-                    return -1
-                block[k] = value
-                bits -= size
+            coefficients[order[i], k] = value
             k += 1
-        if bits < beyond:
+        if bits < beyond or found == 0:
             return -1
     return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1
+
+
+@inlined
+def _refinement(buffer: int, bits: int, found: int, step: int) -> tuple[int, int, int, int]:
+    """Return what a code says: zeros to pass, the new value after them, blocks without one; and the bits left."""
+    zeros = (found >> 4) & 15
+    if found & 15:
+        new = step if _bits(buffer, bits, 1) else -step
+        return zeros, new, 0, bits - 1
+    if zeros == 15:
+        return zeros, 0, 0, bits
+    return 64, 0, (1 << zeros) + _bits(buffer, bits, zeros), bits - zeros
+
+
+@inlined
+def _correct(
+    source: Pointer,
+    size_bytes: int,
+    at: int,
+    buffer: int,
+    bits: int,
+    beyond: int,
+    block: Pointer,
+    k: int,
+    last_k: int,
+    zeros: int,
+    step: int,
+) -> tuple[int, int, int, int, int]:
+    """Correct known values from `k` on until `zeros` unknown ones are passed; return the state and the next unknown."""
+    while k <= last_k:
+        value = integer(block[k])
+        if value:
+            at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+            bits -= 1
+            if (buffer >> bits) & 1 and abs(value) & step == 0:
+                block[k] = value + (step if value > 0 else -step)
+        elif zeros == 0:
+            break
+        else:
+            zeros -= 1
+        k += 1
+    return at, buffer, bits, beyond, k
 
 
 @compiled
@@ -245,50 +291,33 @@ def refine_ac(
     """Decode a scan that brings one more bit of a band; arguments and result as for `decode_ac`."""
     step = 1 << low_bit
     source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
-    buffer, bits, beyond, restarts, blocks_to_skip = 0, 0, 0, 0, 0
+    buffer, bits, beyond, blocks_to_skip = 0, 0, 0, 0
     for i in range(len(order)):
         if restart_interval and i and i % restart_interval == 0:
-            at = after_segment(source, size_bytes, at, bits, beyond)
-            if at < 0 or source[at] != 0xD0 + (restarts & 7) or blocks_to_skip:
+            at = after_restart(source, size_bytes, at, bits, beyond, i // restart_interval - 1)
+            if at < 0 or blocks_to_skip:
                 return -1
-            at, buffer, bits, beyond, restarts = at + 1, 0, 0, 0, restarts + 1
-        block = coefficients[order[i]]
+            buffer, bits, beyond = 0, 0, 0
+        block = signed_short_pointer(coefficients.ctypes.data + 128 * order[i])
         k = first_k
         while k <= last_k:
             zeros, new = 64, 0  # what a skipped block does: correct every known value, add none
             if blocks_to_skip == 0:
                 at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
                 found = next_code(buffer, bits, table, tables)
+                bits -= found >> 8
                 if found == 0 or found & 15 > 1:
                     return -1
-                bits -= found >> 8
-                zeros = (found >> 4) & 15
-                if found & 15:
-                    new = step if _bits(buffer, bits, 1) else -step
-                    bits -= 1
-                elif zeros < 15:
-                    blocks_to_skip = (1 << zeros) + _bits(buffer, bits, zeros)
-                    bits -= zeros
-                    zeros = 64
-            while k <= last_k:
-                value = integer(block[k])
-                if value:
-                    at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-                    bits -= 1
-                    if (buffer >> bits) & 1 and abs(value) & step == 0:
-                        block[k] = value + (step if value > 0 else -step)
-                elif zeros == 0:
-                    break
-                else:
-                    zeros -= 1
-                k += 1
+                zeros, new, blocks_to_skip, bits = _refinement(buffer, bits, found, step)
+            at, buffer, bits, beyond, k = _correct(
+                source, size_bytes, at, buffer, bits, beyond, block, k, last_k, zeros, step
+            )
             if new:
                 if k > last_k:
                     return -1
                 block[k] = new
             k += 1
-        if blocks_to_skip:
-            blocks_to_skip -= 1
+        blocks_to_skip = max(blocks_to_skip - 1, 0)
         if bits < beyond:
             return -1
     return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1

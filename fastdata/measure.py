@@ -68,7 +68,7 @@ class Task:
     min_batches: int = 10
     """... and holds at least this many batches."""
     warmup_s: float = 2.0
-    """The warm-up lasts at least this long, besides dropping all that was fetched ahead. Cold runs only do the latter."""
+    """The warm-up lasts at least this long, besides dropping all that was made ahead. Cold runs only do the latter."""
     rendezvous: tuple[str, int, str] | None = None
     """(host, port, key prefix) of the store through which the ranks of a job meet; None for a single process."""
     rank: int = 0
@@ -212,8 +212,8 @@ class Stream:
 def measure(task: Task) -> dict[str, Any]:
     """Run one measurement in this process and return its figures, JSON-able.
 
-    The clock of the window starts after everything that was made ahead during start-up has been dropped, and stops after
-    the last counted batch (in training: its step) is finished on the device. The ends of epochs inside the window count.
+    The clock of the window starts after everything that was made ahead during start-up has been dropped, and stops
+    after the last counted batch (in training: its step) is finished on the device. Ends of epochs inside it count.
 
     Raises:
         FastDataError: The loader fails, delivers something else than asked, or has too few batches.

@@ -6,7 +6,6 @@ A row says "warm" or "cold"; `CacheKeeper` brings the cache into that state and 
 from __future__ import annotations
 
 import ctypes
-import glob
 import mmap
 import os
 from collections.abc import Sequence
@@ -16,7 +15,10 @@ from typing import Any, Literal
 
 import psutil
 
+from fastdata.errors import SourceError
 from fastdata.reading import Reading
+from fastdata.sources.open import is_shards, is_stream
+from fastdata.sources.shardlist import list_shards
 
 WARM_PERCENT = 99.0
 COLD_PERCENT = 1.0
@@ -33,18 +35,18 @@ def data_files(data: str) -> list[Path] | None:
     """Return the local files that a pipeline on `data` reads, sorted; None where they are remote.
 
     Args:
-        data: A folder, a file, a glob, a ``{000..099}`` range, several of these separated by commas, or URLs.
-    """
-    if "://" in data and not data.startswith("file://"):
-        return None
-    root = Path(data)
-    if root.is_dir():
-        return sorted(Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
-    if root.is_file():
-        return [root]
-    from webdataset.shardlists import expand_urls  # the notation is webdataset's own
+        data: A folder, or shards as `fastdata.sources.shardlist.list_shards` takes them, or a URL.
 
-    return [Path(path) for pattern in expand_urls(data) for path in sorted(glob.glob(pattern)) or [pattern]]
+    Raises:
+        SourceError: There is nothing.
+    """
+    if is_stream(data):
+        return None
+    if is_shards(data):
+        return [Path(path) for path in list_shards(data)[0]]
+    if not Path(data).is_dir():
+        raise SourceError(data, "does not exist", "a folder or shards")
+    return sorted(Path(folder, name) for folder, _, names in os.walk(data, followlinks=True) for name in names)
 
 
 def total_bytes(files: Sequence[Path]) -> int:
@@ -75,14 +77,14 @@ def drop(files: Sequence[Path]) -> None:
 def resident_percent(files: Sequence[Path]) -> Reading:
     """Return how much of the files lies in the page cache, in percent of their pages, by ``mincore``.
 
-    Since Linux 5.2 ``mincore`` answers truly only for files that the caller owns or may write to, and else says that all
-    is there.
+    Since Linux 5.2 ``mincore`` answers truly only for files that the caller owns or may write to, and else says that
+    all is there.
     """
     stride = max(1, -(-len(files) // MAX_PROBED_FILES))
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long]
         libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
         pages = resident = 0

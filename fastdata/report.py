@@ -41,8 +41,8 @@ METHOD = (
     "Ends of epochs inside a window count: who trains pays for them.",
     "CPU: user + system time of the whole process tree between start and end of the window; 100 % is one core.",
     "Memory: the highest sampled proportional set size (PSS) of the tree, so that shared pages count once.",
-    "Time to first batch: from the loader's constructor to the first batch on the device; imports of torch and the start"
-    " of CUDA come before it.",
+    "Time to first batch: from the loader's constructor to the first batch on the device; the import of torch and the"
+    " start of CUDA come before it.",
     "Wait: the time that the loop spends in fetching the next batch. A loop that only fetches waits nearly always; in"
     " training, what waiting costs is what the share of the ceiling lacks.",
     "Intervals are 95 % bootstrap intervals of the median over repeats.",

@@ -73,7 +73,8 @@ def _header(document: Document) -> str:
     return (
         "<header><h1>How fast images reach the training loop</h1>"
         f'<p class="soft"><code>{escape(document["command"])}</code></p></header>'
-        f'<section><dl class="facts">{items}</dl><p class="small soft" style="margin:12px 0 0">{escape(stack)}</p></section>'
+        f'<section><dl class="facts">{items}</dl>'
+        f'<p class="small soft" style="margin:12px 0 0">{escape(stack)}</p></section>'
     )
 
 
@@ -161,8 +162,8 @@ def _ceiling_section(training: Sequence[Row], every: Sequence[Row]) -> str:
         )
     return (
         "<section><h2>Share of the ceiling</h2>"
-        '<p class="soft">The ceiling is the same model on one batch that already lies on the device (the vertical mark). '
-        "What lacks to 100 % is what feeding the images costs.</p>"
+        '<p class="soft">The ceiling is the same model on one batch that already lies on the device (the vertical '
+        "mark). What lacks to 100 % is what feeding the images costs.</p>"
         f'<div class="bars two">{"".join(cells)}</div></section>'
     )
 
@@ -204,8 +205,9 @@ def _table_section(rows: Sequence[Row]) -> str:
     head += "<th>img/s</th><th>95 % interval</th>" + "".join(f"<th>{name}</th>" for name, _, _ in _COLUMNS)
     body = "".join(f"<tr>{''.join(_table_cells(row))}</tr>" for row in rows)
     return (
-        '<section><h2>All figures</h2><p class="soft">Medians over the repeats. n/a: could not be read; the reason stands '
-        f'below.</p><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>'
+        '<section><h2>All figures</h2><p class="soft">Medians over the repeats. n/a: could not be read; the reason '
+        f'stands below.</p><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        "</section>"
     )
 
 

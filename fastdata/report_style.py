@@ -3,10 +3,12 @@
 STYLE = """
 :root { color-scheme: light dark;
   --page: #fafaf9; --card: #ffffff; --ink: #1c1917; --soft: #57534e; --line: #e7e5e4; --track: #f0efed; --mark: #1c1917;
-  --c0: #2f6fb7; --c1: #c2611f; --c2: #2b8a57; --c3: #8a4fb0; --c4: #a8473f; --c5: #6b7280; --c6: #0f7f8c; --c7: #8c7a12; }
+  --c0: #2f6fb7; --c1: #c2611f; --c2: #2b8a57; --c3: #8a4fb0; --c4: #a8473f; --c5: #6b7280;
+  --c6: #0f7f8c; --c7: #8c7a12; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #171615; --card: #201f1d; --ink: #f2f0ee; --soft: #b3aea9; --line: #383532; --track: #2b2927; --mark: #ffffff;
-  --c0: #6ea8e6; --c1: #e8935a; --c2: #62bd8b; --c3: #bd8ddd; --c4: #e08379; --c5: #9ca3af; --c6: #53bcc8; --c7: #cbb749; } }
+  --c0: #6ea8e6; --c1: #e8935a; --c2: #62bd8b; --c3: #bd8ddd; --c4: #e08379; --c5: #9ca3af;
+  --c6: #53bcc8; --c7: #cbb749; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -16,7 +18,8 @@ h2 { font-size: 1.15rem; margin: 0 0 4px; }
 p { margin: 0 0 8px; max-width: 75ch; }
 .soft { color: var(--soft); }
 .small { font-size: .85rem; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px; margin-top: 16px; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 16px; margin-top: 16px; }
 dl.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(210px, 1fr)); gap: 8px 24px; margin: 0; }
 dl.facts dt { color: var(--soft); font-size: .8rem; }
 dl.facts dd { margin: 0; overflow-wrap: anywhere; }

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from fastdata._native import compiled, copy_bytes, inlined
 from fastdata.errors import UsageError
 
 # ruff: noqa: ARG001  (numba fixes the parameters of an intrinsic and of its generator)
-_intrinsic: Any = intrinsic  # numba's annotation takes the typing context for a parameter of the call
 
 _WEIGHT_BITS = 32 - 8 - 2
 """Pillow's PRECISION_BITS: an 8-bit pixel times a weight, plus two bits of room in 32."""
@@ -109,79 +109,54 @@ def resample_into(
     Raises:
         UsageError: A shape, dtype or layout is another, or `image` lacks pixels that the filter reads.
     """
-    top, bottom = read_range(rows)
-    left, right = read_range(columns)
-    height, width = _rgb_extent("image", image)
-    if origin[0] > top or origin[1] > left or origin[0] + height < bottom or origin[1] + width < right:
-        raise UsageError(
-            "image", f"rows {origin[0]}:{origin[0] + height}, columns {origin[1]}:{origin[1] + width}",
-            f"at least rows {top}:{bottom}, columns {left}:{right}",
+    if image.dtype != np.uint8 or image.ndim != 3 or out.dtype != np.uint8 or out.ndim != 3 or not out.flags.writeable:
+        raise _refusal(image, origin, rows, columns, out)
+    # One flat call with checks and ranges inside: this is all that holds the GIL.
+    for _ in range(2):
+        missing_bytes = _resample_checked(
+            image, origin[0], origin[1],
+            rows.low, rows.high, rows.full, rows.first, rows.size,
+            columns.low, columns.high, columns.full, columns.first, columns.size,
+            flip, out, _scratch.memory,
         )  # fmt: skip
-    if _rgb_extent("out", out) != (rows.size, columns.size) or not out.flags.c_contiguous or not out.flags.writeable:
-        raise UsageError("out", f"{out.shape}", f"writable C-contiguous ({rows.size}, {columns.size}, 3)")
-    stride = image.strides[0]
-    _resample(
-        image.ctypes.data + (top - origin[0]) * stride + (left - origin[1]) * 3,
-        stride,
-        (top - rows.low, bottom - rows.low, rows.high - rows.low, rows.full, rows.first, rows.size),
-        (
-            left - columns.low,
-            right - columns.low,
-            columns.high - columns.low,
-            columns.full,
-            columns.first,
-            columns.size,
-        ),
-        flip,
-        _columns_first(rows, columns),
-        out.ctypes.data,
-        _scratch(bottom - top, right - left, rows.size, columns.size),
+        if missing_bytes == 0:
+            return
+        if missing_bytes < 0:
+            break
+        _scratch.memory = np.empty(missing_bytes + missing_bytes // 4, np.uint8)
+    raise _refusal(image, origin, rows, columns, out)
+
+
+def _refusal(
+    image: NDArray[np.uint8], origin: tuple[int, int], rows: Axis, columns: Axis, out: NDArray[np.uint8]
+) -> UsageError:
+    """Return what `resample_into` finds wrong with its arguments."""
+    for name, array in (("image", image), ("out", out)):
+        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or array.strides[1:] != (3, 1):
+            found = f"{array.dtype} {array.shape}, strides {array.strides}"
+            return UsageError(name, found, "uint8 (h, w, 3) with RGB side by side")
+    wanted = (rows.size, columns.size, 3)
+    if out.shape != wanted or not out.flags.c_contiguous or not out.flags.writeable:
+        return UsageError("out", f"{out.shape}, strides {out.strides}", f"writable C-contiguous {wanted}")
+    top, left = origin
+    return UsageError(
+        "image",
+        f"rows {top}:{top + image.shape[0]}, columns {left}:{left + image.shape[1]}",
+        "at least rows {}:{}, columns {}:{}".format(*read_range(rows), *read_range(columns)),
     )
-
-
-def _columns_first(rows: Axis, columns: Axis) -> bool:
-    """Return whether Pillow filters along the columns first: where the height shrinks far more than the width.
-
-    The order shows, by one grey level here and there, since the first pass rounds. Pillow before 13 always filters
-    along the rows first (python-pillow/Pillow#9549); the rule of 13 holds here whatever version is installed.
-    """
-    fewer_rows = rows.high - rows.low - rows.full
-    return fewer_rows > 0 and fewer_rows > 2 * (columns.high - columns.low - columns.full)
-
-
-def _rgb_extent(name: str, array: NDArray[np.uint8]) -> tuple[int, int]:
-    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or array.strides[1:] != (3, 1):
-        raise UsageError(
-            name, f"{array.dtype} {array.shape}, strides {array.strides}", "uint8 (h, w, 3), RGB side by side"
-        )
-    return array.shape[0], array.shape[1]
 
 
 class _Scratch(threading.local):
     """The work memory of a thread. It grows to what the largest picture needed and is kept: fresh pages cost more."""
 
     def __init__(self) -> None:
-        self.memory = np.empty(0, np.uint8)
+        self.memory = np.empty(1 << 20, np.uint8)
 
 
-_scratch_of_thread = _Scratch()
+_scratch = _Scratch()
 
 
-def _scratch(height: int, width: int, out_height: int, out_width: int) -> NDArray[np.uint8]:
-    """Return work memory for `_resample`: rows moved apart, a block and its result, the result, what lies between."""
-    width, rows, out_rows, stride = max(width, _LANES), _padded(height), _padded(out_height), _padded(out_width) * 3
-    need = height * _PIXEL_BYTES + width * _PIXEL_BYTES + stride * _LANES + out_rows * stride
-    need += max(rows * stride, out_height * width * 3)
-    if _scratch_of_thread.memory.size < need:
-        _scratch_of_thread.memory = np.empty(need + need // 4, np.uint8)
-    return _scratch_of_thread.memory
-
-
-def _padded(pixels: int) -> int:
-    return (pixels + _LANES - 1) // _LANES * _LANES
-
-
-@_intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offsets: Any) -> Any:
     """Transpose 16 x 16 bytes: row i is read at ``source + offsets[i]``, column i written at ``to + i * to_stride``."""
     signature = types.void(types.intp, types.intp, types.intp, types.intp)
@@ -212,7 +187,7 @@ def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offset
     return signature, generate
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights: Any, taps: Any) -> Any:
     """Write 48 bytes at `to`: the sum over t < taps of weights[t] (int32) * the 48 bytes at ``source + t * step``."""
     signature = types.void(types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -264,29 +239,13 @@ def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights:
     return signature, generate
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
-def _copy(typing_context: Any, to: Any, source: Any, count: Any) -> Any:
-    """Copy `count` bytes."""
-    signature = types.void(types.intp, types.intp, types.intp)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, source, count = arguments
-        pointer = ir.IntType(8).as_pointer()
-        copy = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, ir.IntType(64)])
-        flags = [ir.Constant(ir.IntType(1), 0)]
-        builder.call(copy, [builder.inttoptr(to, pointer), builder.inttoptr(source, pointer), count, *flags])
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@njit(nogil=True, cache=True, inline="always")
+@inlined
 def _address(array: Any) -> Any:
     """Return where an array lies, signed: numba adds uint64 and int64 as floats."""
     return np.intp(array.ctypes.data)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _axis_weights(axis: Any) -> Any:
     """Return Pillow's filter of an axis: each output pixel's first source pixel, and its (size, taps) int32 weights.
 
@@ -320,7 +279,7 @@ def _axis_weights(axis: Any) -> Any:
     return begins, weights
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _filter_rows(
     source: Any, source_stride: Any, height: Any, width: Any, begins: Any, weights: Any, flip: Any, to: Any,
     to_stride: Any, block: Any,
@@ -348,7 +307,7 @@ def _filter_rows(
             _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, _address(result_offsets))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _filter_columns(
     source: Any, source_stride: Any, row_bytes: Any, begins: Any, weights: Any, to: Any, to_stride: Any
 ) -> None:  # fmt: skip
@@ -365,11 +324,11 @@ def _filter_columns(
             )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _resample(
-    image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, columns_first: Any, out: Any, scratch: Any
+    image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, out: Any, scratch: Any
 ) -> None:  # fmt: skip
-    """Run both passes. `image` is the address of the first pixel that is read, `out` that of the slot.
+    """Run both passes. `image` is the address of the first pixel that is read; `out` and `scratch` are addresses too.
 
     `rows` and `columns`: (first read, end of read, length, full, first, size), all counted from the axis's `low`.
     """
@@ -378,11 +337,16 @@ def _resample(
     row_begins, row_weights = _axis_weights(rows)
     column_begins, column_weights = _axis_weights(columns)
     result_stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
-    free = _address(scratch)
+    free = scratch
+    # Pillow 13 filters along the columns first where the height shrinks far more than the width; before, it never did
+    # (python-pillow/Pillow#9549). It shows, by one grey level here and there, since the first pass rounds. The rule
+    # of 13 holds here whatever version is installed.
+    fewer_rows, fewer_columns = rows[2] - rows[3], columns[2] - columns[3]
+    columns_first = fewer_rows > 0 and fewer_rows > 2 * fewer_columns
 
     if width < _LANES:  # no vector fits into a row: move the rows apart; what lies between has no weight
         for row in range(height):
-            _copy(free + row * _PIXEL_BYTES, image + row * image_stride, width * 3)
+            copy_bytes(free + row * _PIXEL_BYTES, image + row * image_stride, width * 3)
         image, image_stride, width = free, _PIXEL_BYTES, _LANES
         free += height * _PIXEL_BYTES
     block = free
@@ -405,4 +369,54 @@ def _resample(
         _filter_columns(free, result_stride, result_stride, row_begins, row_weights, result, result_stride)
     if not exact:
         for y in range(out_height):
-            _copy(out + y * out_width * 3, result + y * result_stride, out_width * 3)
+            copy_bytes(out + y * out_width * 3, result + y * result_stride, out_width * 3)
+
+
+@compiled
+def _read(length: Any, full: Any, first: Any, size: Any) -> Any:
+    """Return `read_range`, counted from the axis's `low`."""
+    scale = length / full
+    support = max(scale, 1.0)
+    begin = int((first + 0.5) * scale - support + 0.5)
+    end = int((first + size - 1 + 0.5) * scale + support + 0.5)
+    return max(begin, 0), min(end, length)
+
+
+@compiled
+def _scratch_bytes(height: Any, width: Any, out_height: Any, out_width: Any) -> Any:
+    """Return what `_resample` needs: rows moved apart, a block and its result, the result, what lies between."""
+    stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
+    width = max(width, _LANES)
+    between = max((height + _LANES - 1) // _LANES * _LANES * stride, out_height * width * 3)
+    return (height + width) * _PIXEL_BYTES + (_LANES + out_height + _LANES) * stride + between
+
+
+@compiled
+def _resample_checked(
+    image: Any, top: Any, left: Any,
+    row_low: Any, row_high: Any, row_full: Any, row_first: Any, row_size: Any,
+    column_low: Any, column_high: Any, column_full: Any, column_first: Any, column_size: Any,
+    flip: Any, out: Any, scratch: Any,
+) -> Any:  # fmt: skip
+    """Resize and return 0; or do nothing and return the scratch bytes it takes, or -1 for arguments that do not fit."""
+    height, width = row_high - row_low, column_high - column_low
+    row_begin, row_end = _read(height, row_full, row_first, row_size)
+    column_begin, column_end = _read(width, column_full, column_first, column_size)
+    y, x = row_low + row_begin - top, column_low + column_begin - left
+    read_height, read_width = row_end - row_begin, column_end - column_begin
+    if image.shape[2] != 3 or image.strides[2] != 1 or image.strides[1] != 3:
+        return -1
+    if y < 0 or x < 0 or y + read_height > image.shape[0] or x + read_width > image.shape[1]:
+        return -1
+    if out.shape != (row_size, column_size, 3) or out.strides != (column_size * 3, 3, 1):
+        return -1
+    need = _scratch_bytes(read_height, read_width, row_size, column_size)
+    if scratch.size < need:
+        return need
+    _resample(
+        _address(image) + y * image.strides[0] + x * 3, image.strides[0],
+        (row_begin, row_end, height, row_full, row_first, row_size),
+        (column_begin, column_end, width, column_full, column_first, column_size),
+        flip, _address(out), _address(scratch),
+    )  # fmt: skip
+    return 0

@@ -68,9 +68,7 @@ class Dealt(Generic[T]):
         self.last = last
 
 
-def deal(
-    samples: Iterator[T], batch_size: int, rank: int, world_size: int, *, drop_last: bool
-) -> Iterator[Dealt[T]]:
+def deal(samples: Iterator[T], batch_size: int, rank: int, world_size: int, *, drop_last: bool) -> Iterator[Dealt[T]]:
     """Deal a stream that every rank reads: the rule of `fastdata.order.Steps`, without knowing where it ends.
 
     One step is held back, because the last one may need samples from the one before.

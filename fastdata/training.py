@@ -66,8 +66,8 @@ class Trainer:
     def step(self, batch: Any) -> None:
         """Launch one step on a batch; waits while more than `RUN_AHEAD_STEPS` steps run.
 
-        Labels are taken modulo the model's outputs, and 0 where there are none or many a sample: the time of a step does
-        not depend on them.
+        Labels are taken modulo the model's outputs, and 0 where there are none or many a sample: the time of a step
+        does not depend on them.
         """
         import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import queue
 import threading
 import time
@@ -69,6 +68,10 @@ def paced_short_epochs(task: Task) -> Loader:
     return Loader(PacedLoader(task, batches_per_epoch=3), ready_batches=1, report=lambda: report, facts=_facts())
 
 
+def paced_one_second_epochs(task: Task) -> Loader:
+    return Loader(PacedLoader(task, batches_per_epoch=12), ready_batches=1, facts=_facts())
+
+
 def endless(task: Task) -> Loader:
     batch = make_batch(task)
     return Loader(iter(lambda: batch, None), ready_batches=1, facts=_facts())
@@ -100,27 +103,6 @@ def that_hangs(task: Task) -> Loader:  # noqa: ARG001
 
 def tiny_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10))
-
-
-def spin(cpu_s: Any, stop: Any) -> None:
-    while not stop.is_set():
-        until = time.perf_counter() + 0.01
-        while time.perf_counter() < until:
-            pass
-        cpu_s.value = time.process_time()
-
-
-def sleep(cpu_s: Any, stop: Any) -> None:
-    stop.wait()
-    cpu_s.value = time.process_time()
-
-
-def burn(seconds: float) -> None:
-    while time.process_time() < seconds:
-        pass
-
-
-CONTEXT = multiprocessing.get_context("spawn")
 
 
 def _facts() -> dict[str, Any]:

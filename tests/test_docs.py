@@ -1,4 +1,4 @@
-"""The Python in README.md and docs/ runs: what a reader copies works.
+"""The Python in README.md and docs/ runs, and the commands in them exist: what a reader copies works.
 
 A document's ```` ```python ```` blocks run in order and share their names, in a folder that holds `photos/train` and
 `photos/val`. A word after `python` changes that: `gpu` skips the block where CUDA finds no device, `sketch` marks code
@@ -8,6 +8,7 @@ that leans on the reader's own (it is compiled, not run). Without CUDA `"cuda:0"
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)```python(?P<mark> \w+)?\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"^ *```(?:bash|console|sh)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 MARKS = ("", "gpu", "sketch")
 
 
@@ -40,6 +42,17 @@ def snippets(document: Path) -> Iterator[Snippet]:
         indent = len(found["indent"])
         code = "".join(line[indent:] if line.strip() else line for line in found["code"].splitlines(keepends=True))
         yield Snippet(document, (found["mark"] or "").strip(), "\n" * lines + code)
+
+
+def command_lines(document: Path) -> Iterator[list[str]]:
+    """Yield the words after `fastdata` of each such line in the document's shell blocks."""
+    for block in SHELL.findall(document.read_text(encoding="utf-8")):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.strip().removeprefix("$ "), comments=True)
+            if words[:1] == ["fastdata"]:
+                yield words[1:]
+            elif words[:3] == ["python", "-m", "fastdata"]:
+                yield words[3:]
 
 
 def name(document: Path) -> str:
@@ -72,6 +85,30 @@ def test_snippets_run(document: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             continue
         code = snippet.code if has_gpu else snippet.code.replace('"cuda:0"', '"cpu"')
         exec(snippet.compiled(code), names)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_shown_commands_and_options_exist(document: Path) -> None:
+    import typer.main
+
+    from fastdata.cli import make_app
+
+    commands = typer.main.get_group(make_app()).commands
+    for words in command_lines(document):
+        command, *arguments = words
+        if command == "--help":
+            continue
+        assert command in commands
+        known = {"--help"}.union(*([*option.opts, *option.secondary_opts] for option in commands[command].params))
+        assert {word.split("=")[0] for word in arguments if word.startswith("--")} <= known
+
+
+def test_command_lines_are_found_with_and_without_a_prompt(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text(
+        "```console\n$ fastdata bench a \\\n    --html b  # why\nresult\n```\n```bash\npython -m fastdata x\n```\n"
+    )
+    assert list(command_lines(document)) == [["bench", "a", "--html", "b"], ["x"]]
 
 
 def test_the_readme_shows_code_that_runs_here() -> None:

@@ -212,7 +212,9 @@ def test_memory_of_children_counts_and_shared_pages_count_once() -> None:
     assert alone is not None
     assert with_block is not None
     assert with_block - alone == pytest.approx(size / 1e6, rel=0.15)
-    code = f"import sys,time; b = bytearray({size}); b[::4096] = b'x' * len(b[::4096]); print(1, flush=True); time.sleep(60)"
+    code = (
+        f"import time; b = bytearray({size}); b[::4096] = b'x' * len(b[::4096]); print(1, flush=True); time.sleep(60)"
+    )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None

@@ -21,6 +21,7 @@ from fastdata.batch import Skipped
 from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, Pipeline, StepPlan
 from fastdata.sources import IndexedSource
+from fastdata.sources.stream import ShardStream
 from fastdata.spec import Execution, HostOptions, PipelineSpec
 
 _CHUNK_SAMPLES = 16  # small enough that a batch spreads over the workers, large enough to spread fixed costs
@@ -42,12 +43,12 @@ class _Job:
 class HostPipeline(Pipeline):
     """Base of the backends that decode on the CPU; they differ in `decoder` and in what sources they read."""
 
-    options_type = HostOptions
+    options_type: ClassVar[type] = HostOptions
     runs_callables = True
     decoder: ClassVar[str]
     """Which decoder of `fastdata.backends._samples` takes ordinary JPEGs."""
 
-    def __init__(self, source: IndexedSource, spec: PipelineSpec, execution: Execution) -> None:
+    def __init__(self, source: IndexedSource | ShardStream, spec: PipelineSpec, execution: Execution) -> None:
         """Check, and prepare workers and memory; see `Pipeline`."""
         super().__init__(source, spec, execution)
         self._stage: DeviceStage | None = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FILE_CHARACTERS = 150
 """Width of the table where it goes into a file or a pipe."""
 _BENCH_EXAMPLE = """
-Example: [bold]fastdata bench photos/train shards/train --batch-size 256 --device cuda --model resnet50 --html out.html[/]
+Example: [bold]fastdata bench photos/train shards/train --device cuda --model resnet50 --html out.html[/]
 """
 
 
@@ -146,6 +146,7 @@ class _Plan:
         """Return the tasks in the order of the table, and what is left out with its reason."""
         from fastdata.baselines import baseline_tasks
         from fastdata.benchmark import with_synthetic
+        from fastdata.sources.open import is_shards
 
         rows: list[Task] = []
         left_out: list[dict[str, str]] = []
@@ -153,7 +154,7 @@ class _Plan:
             here = dataclasses.replace(self.template, data=data)
             for name in works:
                 rows.append(dataclasses.replace(here, backend=name))
-                if self.block_shards and _is_sharded(data):
+                if self.block_shards and is_shards(data):
                     rows.append(dataclasses.replace(here, backend=name, block_shards=self.block_shards))
             if self.baselines:
                 plain, missing = baseline_tasks(here)
@@ -250,11 +251,6 @@ def _device(asked: str | None, job: Job) -> str:
     if job.world_size > 1 and asked != "cpu":
         raise UsageError("--device", asked, '"cuda" under torchrun: each rank takes its own card')
     return asked
-
-
-def _is_sharded(data: str) -> bool:
-    root = Path(data)
-    return not root.is_dir() or next(root.glob("*.tar"), None) is not None
 
 
 def _refuse_unwritable(*paths: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Several slow iterators read in threads at a time, merged into one stream whose order does not depend on their speed."""
+"""Several slow iterators, read in threads at a time and merged in an order that does not depend on their speed."""
 
 from __future__ import annotations
 

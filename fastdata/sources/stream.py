@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -199,7 +200,7 @@ def open_stream(
             raise missing_shards_error(item, missing, len(found))
         shards += found
     shards.sort()
-    for one, other in zip(shards, shards[1:], strict=False):
+    for one, other in pairwise(shards):
         if one == other:
             raise SourceError(one, "named twice", "each shard once", "Its samples would come twice in every epoch.")
     root = str(data) if isinstance(data, str | Path) else f"{len(shards)} shards"
@@ -220,8 +221,8 @@ def _expand_url(url: str) -> list[str]:
     import braceexpand  # comes with webdataset, whose ranges these are
 
     try:
-        return list(braceexpand.braceexpand(url))
-    except braceexpand.UnbalancedBracesError as exc:
+        return list(braceexpand.braceexpand(url, escape=False))  # a backslash in a command is the shell's
+    except ValueError as exc:
         raise SourceError(url, str(exc), "a range such as {000000..000099}") from exc
 
 
@@ -303,7 +304,7 @@ class _Beginning:
         if self._start:
             data, self._start = self._start, b""
             return data
-        data = self._file.read(size)
+        data: bytes = self._file.read(size)
         self.ended = not data
         return data
 
@@ -328,7 +329,7 @@ def _opened(url: str, reader: _ShardReader) -> Iterator[_TailKeeper]:
         opener = _OPEN_COMPRESSED.get(start[:2])
         try:
             yield _TailKeeper(raw if opener is None else opener(raw))
-        except _BROKEN + (ShardError,):
+        except (*_BROKEN, ShardError):
             if command is not None and raw.ended:
                 _check_exit(command, url)
             raise
@@ -449,9 +450,7 @@ class _ShardReader:
             found = parse_label(label[1])
             if found is None:
                 text = label[1].decode("utf-8", "backslashreplace")[:60]
-                return self._lost(
-                    f"the label {text!r}", LABEL_FORMAT, label[0], place, key
-                )
+                return self._lost(f"the label {text!r}", LABEL_FORMAT, label[0], place, key)
             number = found
         return StreamedSample(self._id(key, place), number, data, self._url, member)
 

@@ -1,0 +1,257 @@
+"""The benchmark file, the table, the page and the command line that makes them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fastdata.cli import make_app
+from fastdata.errors import FastDataError, UsageError
+from fastdata.report import REQUIRED_ROW_FIELDS, collect_notes, make_document, read_document, show, write_document
+from fastdata.report_html import render_html
+
+
+def make_row(
+    backend: str = "pil", mode: str = "loader", rates: tuple[float, ...] = (98.0, 100.0, 103.0), **changes: Any
+) -> Any:
+    row = {
+        "backend": backend,
+        "mode": mode,
+        "data": "photos",
+        "source": "folder",
+        "order": "full permutation",
+        "output": "(n, 3, 224, 224) float32 channels_last on cpu",
+        "crops": "RandomResizedCrop(224), mirror",
+        "batch_size": 64,
+        "device": "cpu",
+        "dtype": "float32",
+        "workers": 2,
+        "world_size": 1,
+        "training": None
+        if mode == "loader"
+        else {
+            "model": "resnet18",
+            "compiled": False,
+            "weights": "float32",
+            "memory_format": "channels_last",
+            "optimizer": "SGD",
+        },
+        "images_per_s": sorted(rates)[len(rates) // 2],
+        "images_per_s_runs": list(rates),
+        "images_per_s_interval": [min(rates), max(rates)] if len(rates) > 1 else None,
+        "cpu_percent": 183.0,
+        "cpu_cores_available": 2.0,
+        "gpu_util_percent": None,
+        "gpu_sm_active_percent": None,
+        "jpeg_engine_percent": None,
+        "gpu_memory_mb": None,
+        "gpu_power_w": None,
+        "disk_read_mb": 0.0,
+        "first_batch_s": 0.8,
+        "peak_memory_mb": 600.0,
+        "data_wait_percent": 99.0,
+        "images": 3000,
+        "skipped": 0,
+        "fallbacks": {},
+        "cache": "warm",
+        "cache_note": "",
+        "waits": [[0.1, 0.05], [0.2, 0.07], [0.3, 0.01]],
+        "share_of_ceiling_percent": 91.5 if mode == "train" else None,
+        "reasons": {
+            "gpu_util_percent": "NVML does not start: no driver",
+            "gpu_power_w": "NVML does not start: no driver",
+        },
+    }
+    return row | changes
+
+
+def make_file(rows: list[Any], **changes: Any) -> Any:
+    document = make_document(
+        rows,
+        dataset={
+            "samples": 1000,
+            "fingerprint": "ab" * 16,
+            "classes": 8,
+            "sources": [{"data": "photos", "kind": "folder", "files": 1000, "bytes": 10**8}],
+        },
+        device="cpu",
+        gpus=1,
+        command="fastdata bench photos",
+        created="2026-01-01T00:00:00+00:00",
+    )
+    return copy.deepcopy(document | changes)
+
+
+class _Page(HTMLParser):
+    """Collects tags and what they refer to, and fails on tags that do not close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def shown(document: Any, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(document, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    document = make_file([make_row(), make_row("dali")])
+    write_document(document, tmp_path / "a.json")
+    assert read_document(tmp_path / "a.json") == json.loads(json.dumps(document))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_rows_hold_every_field_of_the_contract() -> None:
+    assert REQUIRED_ROW_FIELDS <= make_row().keys()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"schema": 2, "rows": []}', '{"schema": 1, "rows": [{"backend": "pil"}]}']
+)
+def test_what_is_no_benchmark_file_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(content)
+    with pytest.raises(FastDataError, match=r"wrong\.json"):
+        read_document(path)
+
+
+def test_what_cannot_be_read_is_na_in_the_table_and_its_reason_stands_once() -> None:
+    text = shown(make_file([make_row(), make_row("torchvision")]), 150)
+    assert text.count("n/a") == 2  # GPU % of both rows
+    assert text.count("NVML does not start: no driver") == 1
+    assert "gpu_util_percent, gpu_power_w: NVML" in text
+
+
+@pytest.mark.parametrize("width", [80, 150])
+def test_every_line_says_warm_or_cold_and_no_figure_is_cut(width: int) -> None:
+    text = shown(
+        make_file([make_row(), make_row("torchvision", cache="cold"), make_row("dali", rates=(12345.0,) * 3)]), width
+    )
+    lines = [line for line in text.splitlines() if "loader" in line]
+    assert ["warm" in line for line in lines] == [True, False, True]
+    assert ["cold" in line for line in lines] == [False, True, False]
+    assert "12,345" in text
+    assert "…" not in text
+
+
+def test_notes_name_skips_fallbacks_caches_and_failures() -> None:
+    row = make_row(skipped=3, fallbacks={"CMYK": 2}, cache_note="asked to be cold, but 40 % stayed")
+    document = make_file(
+        [row],
+        failures=[{"backend": "dali", "data": "photos", "mode": "loader", "error": "no driver"}],
+        unavailable=[{"backend": "webdataset", "reason": "not installed"}],
+    )
+    notes = "\n".join(collect_notes(document))
+    for part in (
+        "3 samples skipped",
+        "CMYK",
+        "asked to be cold",
+        "dali on photos (loader) FAILED: no driver",
+        "not installed",
+    ):
+        assert part in notes
+
+
+def test_the_page_is_whole_and_needs_nothing_else() -> None:
+    rows = [
+        make_row(),
+        make_row("dali", gpu_util_percent=88.0),
+        make_row("synthetic", "synthetic", source="one batch on the device"),
+        make_row("pil", "train"),
+        make_row("my <b>odd</b> & own", "train", rates=(50.0,)),
+    ]
+    html = render_html(make_file(rows))
+    page = _Page()
+    page.feed(html)
+    page.close()
+    assert page.open == []
+    assert page.references == []
+    assert not re.search(r"https?://|url\(|@import|<script|<link|<iframe", html)
+    for part in ("91.5 %", "n/a", "one cached batch", "resnet18", "my <b>odd</b> & own", "98-103", "no driver"):
+        assert part in page.text
+    assert 'name="viewport"' in html
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_the_page_of_failures_alone_is_a_page() -> None:
+    html = render_html(make_file([], failures=[{"backend": "pil", "data": "p", "mode": "loader", "error": "broken"}]))
+    assert "broken" in html
+
+
+def photo_folder(root: Path, count: int = 12) -> Path:
+    for number in range(count):
+        folder = root / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((80, 60), 60).convert("RGB").save(folder / f"{number:02d}.jpg")
+    return root
+
+
+def test_the_command_measures_and_writes_both_files(tmp_path: Path) -> None:
+    folder = photo_folder(tmp_path / "photos")
+    json_file, html_file = tmp_path / "out.json", tmp_path / "out.html"
+    arguments = ["bench", str(folder), "--backend", "pil", "--repeats", "2", "--seconds", "0.3", "--min-batches", "3"]
+    arguments += ["--batch-size", "4", "--size", "32", "--workers", "1", "--device", "cpu"]
+    result = CliRunner().invoke(make_app(), [*arguments, "--json", str(json_file), "--html", str(html_file)])
+    assert result.exit_code == 0, result.output
+    document = read_document(json_file)
+    (row,) = document["rows"]
+    assert row["backend"] == "pil"
+    assert row["source"] == "folder"
+    assert row["images_per_s"] > 0
+    assert row["cpu_percent"] > 0
+    assert row["epoch_ends"] > 0
+    assert row["gpu_util_percent"] is None
+    assert document["dataset"]["samples"] == 12
+    assert "pil" in html_file.read_text()
+    assert "pil · folder" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere"),
+        (["{folder}", "--backend", "pill"], "pil"),
+        (["{folder}", "--json", "{folder}/missing/out.json"], "does not exist"),
+        (["{folder}", "--backend", "pil", "--device", "cuda:7"], "--device"),
+        (["{folder}", "{other}", "--backend", "pil", "--device", "cpu"], "the same samples"),
+    ],
+)
+def test_impossible_requests_are_named_before_anything_is_measured(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    places = {"folder": photo_folder(tmp_path / "photos", 4), "other": photo_folder(tmp_path / "other", 6)}
+    result = CliRunner().invoke(make_app(), ["bench", *(argument.format(**places) for argument in arguments)])
+    assert isinstance(result.exception, FastDataError | UsageError)
+    assert message in str(result.exception)
+
+
+def test_backends_are_listed_with_what_is_missing() -> None:
+    result = CliRunner().invoke(make_app(), ["backends"])
+    assert result.exit_code == 0
+    assert "torchvision" in result.output
