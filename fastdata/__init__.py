@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fastdata.batch import Batch, Report, Skipped
     from fastdata.errors import FastDataError
     from fastdata.pipeline import Pipeline
-    from fastdata.spec import BlockShuffle, BufferShuffle, DaliOptions, HostOptions, Skip
+    from fastdata.spec import BlockShuffle, BufferShuffle, DaliOptions, HostOptions, Skip, WebDatasetOptions
     from fastdata.transforms import (
         CenterCrop,
         ColorJitter,
@@ -48,6 +48,7 @@ _HOMES = {
     "Resize": "transforms",
     "Skip": "spec",
     "Skipped": "batch",
+    "WebDatasetOptions": "spec",
     "imagenet_eval": "transforms",
     "imagenet_train": "transforms",
     "open_pipeline": "api",
@@ -72,6 +73,7 @@ __all__ = [
     "Resize",
     "Skip",
     "Skipped",
+    "WebDatasetOptions",
     "imagenet_eval",
     "imagenet_train",
     "open_pipeline",

@@ -124,7 +124,6 @@ def open_pipeline(
         world_size=world_size,
     )
     from fastdata.cores import usable_cores
-    from fastdata.sources.open import open_source
 
     if workers == "auto":
         workers = usable_cores()
@@ -135,7 +134,7 @@ def open_pipeline(
         pin_memory=on_gpu if pin_memory is None else pin_memory,
         options=options,
     )
-    source = open_source(data, labels=labels)
+    source = backend_class.open_source(data, labels, options)
     try:
         return backend_class(source, spec, execution)
     except BaseException:

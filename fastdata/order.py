@@ -201,6 +201,14 @@ class Steps:
         left, chunk = self.size - self.done, self.batch_size * self.world_size
         return left // chunk if self.drop_last else -(-left // chunk)
 
+    def total(self) -> int:
+        """Return how many samples these steps hand out over all ranks."""
+        return self.end(len(self) - 1) - self.done
+
+    def all_done(self, steps: int) -> bool:
+        """Tell whether nothing comes after this many steps."""
+        return steps == len(self)
+
     def end(self, step: int) -> int:
         """Return how much of the global order is handed out after step `step`."""
         left, chunk = self.size - self.done, self.batch_size * self.world_size

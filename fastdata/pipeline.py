@@ -13,52 +13,21 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, ClassVar, cast, final
 
 from fastdata.batch import Batch, Report, Skipped
 from fastdata.errors import FastDataError, SampleError, SkipBudgetError, StateError, UsageError
-from fastdata.order import EpochOrder, Steps, make_order
+from fastdata.order import Steps, make_order
+from fastdata.plan import EpochPlan as EpochPlan
+from fastdata.plan import IndexedPlan as IndexedPlan
+from fastdata.plan import StepPlan as StepPlan
+from fastdata.plan import StreamPlan as StreamPlan
 from fastdata.rng import STREAM_BATCH, scalar_key
 from fastdata.sources import IndexedSource
-from fastdata.spec import BufferShuffle, Execution, PipelineSpec
+from fastdata.sources.stream import ShardStream
+from fastdata.spec import BufferShuffle, Execution, Labels, PipelineSpec
 
 _STATE_VERSION = 1
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """One rank's part of one step."""
-
-    epoch: int
-    """The epoch's number; draws are made from (seed, epoch, id)."""
-    number: int
-    """The step's number within this iteration, from 0."""
-    positions: NDArray[np.int64]
-    """(n,) positions in the source, in delivery order."""
-    ids: NDArray[np.int64]
-    """(n,) their sample ids."""
-
-
-@dataclass(frozen=True)
-class EpochPlan:
-    """One epoch, or what is left of it after a resume, as one rank sees it."""
-
-    epoch: int
-    """The epoch's number."""
-    steps: Steps
-    """How many steps there are and what they take."""
-    order: EpochOrder
-    """The global order."""
-    ids: NDArray[np.int64]
-    """(N,) ids of all positions."""
-
-    def __iter__(self) -> Iterator[StepPlan]:
-        """Yield the plan of each step. Cheap: about 35 ns a sample."""
-        for number, positions in enumerate(self.steps.batches(self.order)):
-            yield StepPlan(self.epoch, number, positions, np.asarray(self.ids[positions]))
 
 
 @dataclass(frozen=True)
@@ -109,9 +78,9 @@ class Pipeline(ABC):
     runs_callables: ClassVar[bool] = False
     """Whether user callables in ``transform`` are honoured."""
     source_kinds: ClassVar[tuple[str, ...]] = ("folder", "shards", "crop-ready shards")
-    """Kinds of source that this backend reads."""
+    """Kinds of source that this backend reads: also "stream" where it takes `StepPlan.held` instead of positions."""
 
-    def __init__(self, source: IndexedSource, spec: PipelineSpec, execution: Execution) -> None:
+    def __init__(self, source: IndexedSource | ShardStream, spec: PipelineSpec, execution: Execution) -> None:
         """Check that this backend can honour what is asked.
 
         Args:
@@ -122,7 +91,8 @@ class Pipeline(ABC):
         Raises:
             UsageError: This backend cannot honour a part of it, or the samples cannot be dealt over the ranks.
         """
-        self.source = source
+        self.stream = source if isinstance(source, ShardStream) else None
+        self.source = cast("IndexedSource", source)  # a stream has its kind, root, fingerprint and close alone
         self.spec = spec
         self.execution = execution
         self._closed = True  # until it is known that there is something to close
@@ -146,6 +116,19 @@ class Pipeline(ABC):
     def availability(cls) -> Availability:
         """Say whether this backend works on this machine. Overridden where importing its module does not prove it."""
         return Availability(cls.name, works=True)
+
+    @classmethod
+    def open_source(cls, data: Any, labels: Labels, options: Any) -> IndexedSource | ShardStream:  # noqa: ARG003
+        """Open what this backend reads. Overridden where `options` decide how.
+
+        Args:
+            data: As in ``open_pipeline``.
+            labels: As in ``open_pipeline``.
+            options: As in ``open_pipeline``; not checked yet.
+        """
+        from fastdata.sources.open import open_source
+
+        return open_source(data, labels=labels)
 
     def _details(self) -> dict[str, Any]:
         """Return what the backend counts besides, for `Report.details`."""
@@ -200,7 +183,7 @@ class Pipeline(ABC):
             done = running.steps_done
             if not done:
                 epoch, samples = running.plan.epoch, running.plan.steps.done
-            elif done < len(running.plan.steps):
+            elif not running.plan.steps.all_done(done):
                 epoch, samples = running.plan.epoch, running.plan.steps.end(done - 1)
         return {
             "version": _STATE_VERSION,
@@ -208,7 +191,7 @@ class Pipeline(ABC):
             "samples": samples,
             "seed": self.spec.seed,
             "shuffle": repr(self.spec.shuffle),
-            "size": len(self.source),
+            "size": len(self.source) if self.stream is None else None,
             "fingerprint": self.source.fingerprint,
         }
 
@@ -234,8 +217,9 @@ class Pipeline(ABC):
                     "Resume with the same samples, seed and order.",
                 )
         epoch, samples = int(state["epoch"]), int(state["samples"])
-        if not 0 <= samples < here["size"] or epoch < 0:
-            raise StateError("state", f"epoch {epoch}, samples {samples}", f"0 <= samples < {here['size']}")
+        size = 1 if self.stream is not None else here["size"]
+        if not 0 <= samples < size or epoch < 0:
+            raise StateError("state", f"epoch {epoch}, samples {samples}", f"epoch >= 0, 0 <= samples < {size}")
         self._plan(epoch, samples)
         self._end_iteration()
         self._iteration = None
@@ -281,6 +265,8 @@ class Pipeline(ABC):
             self._iteration.stop()
 
     def _plan(self, epoch: int, done: int) -> EpochPlan:
+        if self.stream is not None:
+            return StreamPlan(self.stream, self.spec, epoch)
         spec, size = self.spec, len(self.source)
         steps = Steps(size, done, spec.batch_size, spec.rank, spec.world_size, spec.drop_last)
         if len(steps) == 0:
@@ -291,7 +277,7 @@ class Pipeline(ABC):
                 "Use a smaller batch size or drop_last=False.",
             )
         order = make_order(_indexed_shuffle(spec), size, self.source.layout, spec.seed, epoch)
-        return EpochPlan(epoch, steps, order, self.source.ids)
+        return IndexedPlan(epoch, steps, order, self.source.ids)
 
     def _refuse_what_cannot_be_honoured(self) -> None:
         if self.source.kind not in self.source_kinds:
@@ -370,10 +356,10 @@ class _Iteration(Iterator[Batch]):
             self._report.batches += 1
             self._report.delivered += len(batch)
             return batch
-        if self.steps_done != len(self.plan.steps):
+        if not self.plan.steps.all_done(self.steps_done):
             raise FastDataError(
                 f"{self._pipeline.name} backend",
-                f"{self.steps_done} of {len(self.plan.steps)} steps",
+                f"{self.steps_done} steps, more or fewer than planned",
                 "one delivery for each step",
                 "This is a defect of the backend.",
             )
@@ -393,7 +379,7 @@ class _Iteration(Iterator[Batch]):
         self._report.skipped.extend(delivery.failed)
         if delivery.failed and self._spec.skip is not None:
             share = self._spec.skip.max_fraction
-            samples = self.plan.steps.end(len(self.plan.steps) - 1) - self.plan.steps.done
+            samples = self.plan.steps.total()
             budget = share * samples / self._spec.world_size
             if len(self._report.skipped) > budget:
                 last = self._report.skipped[-1]

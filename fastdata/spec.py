@@ -109,7 +109,7 @@ class PipelineSpec:
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Options of the host backends ("pil", "torchvision", "webdataset")."""
+    """Options of the backends "pil" and "torchvision"."""
 
     pool: Literal["auto", "threads", "processes"] = "auto"
     """Threads share one process: no start-up, no copies. Processes run Python callables side by side and give each its
@@ -118,6 +118,31 @@ class HostOptions:
     def __post_init__(self) -> None:
         """Check the pool's name."""
         _one_of("HostOptions.pool", self.pool, ("auto", "threads", "processes"))
+
+
+@dataclass(frozen=True)
+class WebDatasetOptions:
+    """Options of the backend "webdataset". All but `pool` are for streams: shards that are read from start to end."""
+
+    pool: Literal["auto", "threads", "processes"] = "auto"
+    """As in `HostOptions`."""
+    stream: bool = False
+    """Read local shards as a stream too, without an index. URLs always are streams."""
+    allow_pipe: bool = False
+    """Whether ``pipe:`` commands may run. They can do anything: allow only those that you wrote yourself."""
+    length: int | None = None
+    """Samples in all shards together. Makes ``len`` known, and is checked: an epoch of another number is an error."""
+    split: Literal["shards", "samples"] = "shards"
+    """What several ranks share. "shards": each reads shards of its own, and `length` fixes how many steps all make; what
+    a rank's shards hold more is left out of the epoch, where they hold less they are read again. "samples": each rank
+    reads all shards and decodes its part: every sample comes once, and the bytes are read as often as there are ranks."""
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        _one_of("WebDatasetOptions.pool", self.pool, ("auto", "threads", "processes"))
+        _one_of("WebDatasetOptions.split", self.split, ("shards", "samples"))
+        if self.length is not None and self.length < 1:
+            raise UsageError("WebDatasetOptions.length", f"{self.length}", "a number of samples >= 1, or None")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from fastdata.batch import Skipped
 from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, Pipeline, StepPlan
 from fastdata.sources import IndexedSource
+from fastdata.sources.stream import ShardStream
 from fastdata.spec import Execution, HostOptions, PipelineSpec
 
 _CHUNK_SAMPLES = 16  # small enough that a batch spreads over the workers, large enough to spread fixed costs
@@ -41,12 +43,12 @@ class _Job:
 class HostPipeline(Pipeline):
     """Base of the backends that decode on the CPU; they differ in `decoder` and in what sources they read."""
 
-    options_type = HostOptions
+    options_type: ClassVar[type] = HostOptions
     runs_callables = True
     decoder: ClassVar[str]
     """Which decoder of `fastdata.backends._samples` takes ordinary JPEGs."""
 
-    def __init__(self, source: IndexedSource, spec: PipelineSpec, execution: Execution) -> None:
+    def __init__(self, source: IndexedSource | ShardStream, spec: PipelineSpec, execution: Execution) -> None:
         """Check, and prepare workers and memory; see `Pipeline`."""
         super().__init__(source, spec, execution)
         self._stage: DeviceStage | None = None
@@ -58,22 +60,22 @@ class HostPipeline(Pipeline):
             self._stage = DeviceStage(self.spec)
         jobs: deque[_Job] = deque()
         flights: deque[tuple[InFlight | None, Delivery]] = deque()
-        steps = iter(plan)
         self._load_s = 0.0
-        try:
-            while True:
-                self._submit(steps, jobs)
-                while jobs and len(flights) < _ON_DEVICE and (not flights or jobs[0].done()):
-                    flights.append(self._send(*self._join(jobs[0])))
-                    jobs.popleft()
+        with closing(iter(plan)) as steps:
+            try:
+                while True:
                     self._submit(steps, jobs)
-                if not flights:
-                    return
-                flight, delivery = flights.popleft()
-                batch = None if flight is None else self._stage.receive(flight)
-                yield Delivery(batch, delivery.failed, delivery.fallbacks)
-        finally:
-            self._abandon(jobs)
+                    while jobs and len(flights) < _ON_DEVICE and (not flights or jobs[0].done()):
+                        flights.append(self._send(*self._join(jobs[0])))
+                        jobs.popleft()
+                        self._submit(steps, jobs)
+                    if not flights:
+                        return
+                    flight, delivery = flights.popleft()
+                    batch = None if flight is None else self._stage.receive(flight)
+                    yield Delivery(batch, delivery.failed, delivery.fallbacks)
+            finally:
+                self._abandon(jobs)
 
     def _release(self) -> None:
         if self._stage is not None:
@@ -86,7 +88,7 @@ class HostPipeline(Pipeline):
 
     def _make_pool(self) -> Pool:
         spec, execution = self.spec, self.execution
-        options = execution.options or HostOptions()
+        options = execution.options or self.options_type()
         loader = SampleLoader(self.source, spec.recipe, spec.seed, spec.orientation, self.decoder)
         shape = (spec.batch_size, *spec.recipe.output_size, 3)
         in_work = execution.prefetch + 1
@@ -105,25 +107,15 @@ class HostPipeline(Pipeline):
             return ProcessPool(loader, buffers, execution.workers, shape, in_work)
         return ThreadPool(loader, buffers, execution.workers)
 
-    def _submit(self, steps: Any, jobs: deque[_Job]) -> None:
+    def _submit(self, steps: Iterator[StepPlan], jobs: deque[_Job]) -> None:
         ahead = self.execution.prefetch + 1 if self._pool.workers else 1
         while len(jobs) < ahead and (step := next(steps, None)) is not None:
             slot = self._pool.take_slot()
             count = len(step.ids)
             share = -(-count // max(1, self._pool.workers))
-            size = min(_CHUNK_SAMPLES, share)
-            jobs.append(
-                _Job(
-                    step,
-                    slot,
-                    [
-                        self._pool.submit(
-                            Chunk(step.epoch, step.positions[at : at + size], step.ids[at : at + size], at), slot
-                        )
-                        for at in range(0, count, size)
-                    ],
-                )
-            )
+            size = max(1, min(_CHUNK_SAMPLES, share))
+            chunks = [_chunk(step, at, min(at + size, count)) for at in range(0, count, size)]
+            jobs.append(_Job(step, slot, [self._pool.submit(chunk, slot) for chunk in chunks]))
 
     def _join(self, job: _Job) -> tuple[HostBatch | None, Delivery]:
         """Wait for a step and put its chunks together, without the samples that failed."""
@@ -147,11 +139,16 @@ class HostPipeline(Pipeline):
         if failed:
             kept = np.setdiff1d(np.arange(start), [index for index, _ in failed])
             images, ids, positions = images[kept], ids[kept], positions[kept]
-        delivery = Delivery(None, tuple(skipped for _, skipped in failed), fallbacks)
+        delivery = Delivery(None, job.step.lost + tuple(skipped for _, skipped in failed), fallbacks)
         if not len(ids):
             return None, delivery
-        labels = None if self.source.labels is None else take_rows(self.source.labels, positions)
+        labels = self._labels(job.step, positions)
         return HostBatch(images, labels, ids, job.step.epoch), delivery
+
+    def _labels(self, step: StepPlan, positions: NDArray[np.int64]) -> NDArray[Any] | None:
+        if self.stream is not None and step.held is not None:
+            return take_rows(step.held.labels, positions) if self.stream.wants_labels else None
+        return None if self.source.labels is None else take_rows(self.source.labels, positions)
 
     def _send(self, host: HostBatch | None, delivery: Delivery) -> tuple[InFlight | None, Delivery]:
         assert self._stage is not None
@@ -164,6 +161,11 @@ class HostPipeline(Pipeline):
         for job in jobs:
             self._pool.return_slot(job.slot)
         jobs.clear()
+
+
+def _chunk(step: StepPlan, start: int, stop: int) -> Chunk:
+    held = None if step.held is None else step.held.part(start, stop)
+    return Chunk(step.epoch, step.positions[start:stop], step.ids[start:stop], start, held)
 
 
 def take_rows(labels: NDArray[Any], positions: NDArray[np.int64]) -> NDArray[Any]:

@@ -10,7 +10,7 @@ import signal
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.shared_memory import SharedMemory
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fastdata.backends._buffers import BufferPool
 from fastdata.backends._samples import ChunkResult, SampleLoader
 from fastdata.errors import UsageError, WorkerError
+from fastdata.sources.stream import HeldSamples
 
 _WAIT_FOR_WORKERS_S = 5.0
 
@@ -36,6 +37,14 @@ class Chunk:
     """(n,) sample ids."""
     start: int
     """Where the chunk's first sample goes in the batch."""
+    held: HeldSamples | None = None
+    """The samples, where positions count in them and not in the source."""
+
+    def load(self, loader: SampleLoader, out: NDArray[np.uint8]) -> ChunkResult:
+        """Load the samples into a whole batch's memory."""
+        if self.held is not None:
+            loader = replace(loader, source=self.held)
+        return loader.load(self.epoch, self.positions, self.ids, out[self.start : self.start + len(self.ids)])
 
 
 class Slot(Protocol):
@@ -99,8 +108,7 @@ class CallerPool:
     def submit(self, chunk: Chunk, slot: Slot) -> Future[ChunkResult]:
         """Load at once; the future is done when this returns."""
         done: Future[ChunkResult] = Future()
-        out = slot.array[chunk.start : chunk.start + len(chunk.ids)]
-        done.set_result(self._loader.load(chunk.epoch, chunk.positions, chunk.ids, out))
+        done.set_result(chunk.load(self._loader, slot.array))
         return done
 
     def finish_slot(self, slot: Slot, count: int) -> NDArray[np.uint8]:
@@ -128,8 +136,7 @@ class ThreadPool(CallerPool):
 
     def submit(self, chunk: Chunk, slot: Slot) -> Future[ChunkResult]:
         """Load on the next free thread."""
-        out = slot.array[chunk.start : chunk.start + len(chunk.ids)]
-        return self._executor.submit(self._loader.load, chunk.epoch, chunk.positions, chunk.ids, out)
+        return self._executor.submit(chunk.load, self._loader, slot.array)
 
     def close(self) -> None:
         """Cancel what has not begun, wait for what has (milliseconds), and end the threads."""
@@ -294,7 +301,4 @@ def _load_in_worker(chunk: Chunk, slot_name: str, shape: tuple[int, ...]) -> Chu
     if slot_name not in _worker_slots:
         memory = SharedMemory(name=slot_name)
         _worker_slots[slot_name] = memory, np.ndarray(shape, np.uint8, buffer=memory.buf)
-    array = _worker_slots[slot_name][1]
-    return _worker_loader.load(
-        chunk.epoch, chunk.positions, chunk.ids, array[chunk.start : chunk.start + len(chunk.ids)]
-    )
+    return chunk.load(_worker_loader, _worker_slots[slot_name][1])

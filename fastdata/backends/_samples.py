@@ -30,7 +30,7 @@ from fastdata.jpeg import REFUSALS
 from fastdata.jpeg_cut import CUT, Files, locate_files, plan_cuts, write_cuts
 from fastdata.resample import Axis, resample_into
 from fastdata.rng import STREAM_CALLABLE, keys
-from fastdata.sources import Encoded, IndexedSource
+from fastdata.sources import Encoded, SampleReader
 from fastdata.spec import Orientation
 from fastdata.transforms import Recipe
 
@@ -84,7 +84,7 @@ class ChunkResult:
 class SampleLoader:
     """Everything that is needed to load samples of one pipeline; picklable."""
 
-    source: IndexedSource
+    source: SampleReader
     """Where encoded pictures come from."""
     recipe: Recipe
     """What is done to them."""

@@ -13,7 +13,23 @@ Encoded = bytes | memoryview
 """One encoded picture as it lies in the source; a memoryview points into a mapped shard and costs no copy."""
 
 
-class IndexedSource(Protocol):
+class SampleReader(Protocol):
+    """What is needed to load samples: their bytes, and where they lie."""
+
+    def read(self, position: int) -> Encoded:
+        """Return the encoded bytes of one sample.
+
+        Raises:
+            SourceError: The file or member is gone or unreadable; the message names it.
+        """
+        ...
+
+    def where(self, position: int) -> str:
+        """Return the sample's place for messages: a path, or ``shard-000001.tar member 000000017.jpg``."""
+        ...
+
+
+class IndexedSource(SampleReader, Protocol):
     """N samples, addressed by *position* 0..N-1 in ascending order of their ids.
 
     Implementations are immutable, picklable (they reopen files after unpickling), safe to read from many threads, and
@@ -38,18 +54,6 @@ class IndexedSource(Protocol):
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        ...
-
-    def read(self, position: int) -> Encoded:
-        """Return the encoded bytes of one sample.
-
-        Raises:
-            SourceError: The file or member is gone or unreadable; the message names it.
-        """
-        ...
-
-    def where(self, position: int) -> str:
-        """Return the sample's place for messages: a path, or ``shard-000001.tar member 000000017.jpg``."""
         ...
 
     def will_need(self, positions: NDArray[np.int64]) -> None:

@@ -21,7 +21,8 @@ from fastdata.sources.paths import IMAGE_EXTENSIONS, to_text
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
 _REGULAR = frozenset(b"\x0007")
-_LABEL_EXTENSIONS = ("cls", "json")
+LABEL_EXTENSIONS = ("cls", "json")
+LABEL_FORMAT = "a decimal number, or JSON that holds one"
 _JSON_KEYS = ("label", "cls", "class", "class_id", "class_index")
 _PAX_RECORD = re.compile(rb"(\d+) ([^=]+)=")
 
@@ -159,6 +160,23 @@ def _faults_of(found: ShardSamples, skip_damaged: bool) -> Iterator[None]:
         found.faults.append(str(error))
 
 
+def parse_label(data: bytes) -> int | None:
+    """Return the class index that a ``.cls`` or ``.json`` member holds, or None where it holds none.
+
+    A decimal number, or JSON: an int, or an object with one under label, cls, class, class_id or class_index.
+    """
+    text = data.decode("utf-8", "backslashreplace").strip()
+    if text.isascii() and text.removeprefix("-").isdigit():
+        return int(text)
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return None
+    if isinstance(value, dict):
+        value = next((value[key] for key in _JSON_KEYS if key in value), None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def member_name(view: memoryview, data_offset: int) -> str:
     """Return the name in the header before a member's data, for messages."""
     return to_text(_name(bytes(view[data_offset - BLOCK : data_offset])))
@@ -175,7 +193,7 @@ def _sort_in(
         return
     if kind in IMAGE_EXTENSIONS:
         table = pictures
-    elif kind in _LABEL_EXTENSIONS:
+    elif kind in LABEL_EXTENSIONS:
         table = labels
     else:
         found.ignored[f".{kind}"] += 1
@@ -203,20 +221,12 @@ def _read_label(view: memoryview, picture: Member, label: Member | None, shard: 
             "Pass labels=None to read pictures alone.",
             member=to_text(picture.name),
         )
-    text = bytes(view[label.offset : label.offset + label.size]).decode("utf-8", "backslashreplace").strip()
-    if text.isascii() and text.removeprefix("-").isdigit():
-        return int(text)
-    try:
-        value: Any = json.loads(text)
-    except ValueError:
-        value = None
-    if isinstance(value, dict):
-        value = next((value[key] for key in _JSON_KEYS if key in value), None)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise ShardError(
-        shard, f"the label {text[:60]!r}", "a decimal number, or JSON that holds one", member=to_text(label.name)
-    )
+    data = bytes(view[label.offset : label.offset + label.size])
+    value = parse_label(data)
+    if value is None:
+        found = f"the label {data.decode('utf-8', 'backslashreplace').strip()[:60]!r}"
+        raise ShardError(shard, found, LABEL_FORMAT, member=to_text(label.name))
+    return value
 
 
 def _check_end(view: memoryview, at: int, shard: str) -> None:

@@ -1,0 +1,72 @@
+"""Every host backend on converted shards gives what it gives on the folder, and keeps the contract there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastdata
+from fastdata.errors import UsageError
+from fastdata.testing import PipelineConformance, write_numbered_folder, write_varied_folder
+from tests.shard_files import convert_with_damage
+
+TRAIN = (fastdata.RandomResizedCrop(48), fastdata.RandomHorizontalFlip(), fastdata.Normalize())
+
+
+class TestWebDatasetOnShards(PipelineConformance):
+    backend = "webdataset"
+
+    def make_data(self, folder: Path) -> Path:
+        return convert_with_damage(folder)
+
+
+@pytest.mark.parametrize("backend", ["pil", "torchvision", "webdataset"])
+def test_shards_give_the_ids_labels_windows_and_pixels_of_their_folder(backend: str, tmp_path: Path) -> None:
+    folder = write_varied_folder(tmp_path / "varied")
+    shards = convert_with_damage(folder)
+    runs = []
+    for data, name in ((folder, "pil"), (shards, backend)):
+        with fastdata.open_pipeline(
+            data, backend=name, transform=TRAIN, batch_size=5, dtype="uint8", seed=3, workers=2
+        ) as loader:
+            loader.set_epoch(2)
+            runs.append(list(loader))
+    for expected, found in zip(*runs, strict=True):
+        assert found.ids.tolist() == expected.ids.tolist()
+        assert found.labels.tolist() == expected.labels.tolist()
+        difference = (found.images.double() - expected.images.double()).abs().mean(dim=(1, 2, 3))
+        assert difference.max() <= 0.05
+
+
+@pytest.mark.parametrize("backend", ["pil", "torchvision"])
+def test_a_backend_gives_the_same_bits_on_shards_as_on_the_folder(backend: str, tmp_path: Path) -> None:
+    folder = write_varied_folder(tmp_path / "varied")
+    images = []
+    for data in (folder, convert_with_damage(folder)):
+        with fastdata.open_pipeline(data, backend=backend, transform=TRAIN, batch_size=24, dtype="uint8") as loader:
+            images.append(next(iter(loader)).images)
+    assert torch.equal(images[0], images[1])
+
+
+@pytest.mark.parametrize("backend", ["pil", "torchvision", "webdataset"])
+def test_block_shuffle_reads_shards_in_blocks_and_gives_each_id_once(backend: str, tmp_path: Path) -> None:
+    shards = convert_with_damage(write_numbered_folder(tmp_path / "numbered", 10))
+    with fastdata.open_pipeline(
+        shards,
+        backend=backend,
+        transform=fastdata.Resize((16, 16)),
+        batch_size=8,
+        shuffle=fastdata.BlockShuffle(shards=2),
+        workers=1,
+    ) as loader:
+        orders = [[i for batch in loader for i in batch.ids.tolist()] for _ in range(2)]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(40))
+    assert orders[0] != orders[1]
+
+
+def test_a_folder_is_refused_with_the_way_to_shards(tmp_path: Path) -> None:
+    folder = write_numbered_folder(tmp_path / "numbered", 2)
+    with pytest.raises(UsageError, match="fastdata shard"):
+        fastdata.open_pipeline(folder, backend="webdataset", transform=fastdata.Resize((16, 16)), batch_size=2)
