@@ -16,9 +16,9 @@ from fastdata.transforms import Recipe, size_pair
 class Geometry:
     """Crop, resize and mirror of n pictures. Everything is in pixels of the oriented picture.
 
-    On each axis the pixels ``low..high-1`` are resized to ``full`` pixels, of which ``offset..offset+size-1`` are wanted.
-    A training recipe resizes its window and wants all of it; an evaluation recipe resizes the whole picture and wants its
-    centre. So one form serves both, and a decoder learns from it which source pixels it needs.
+    On each axis the pixels ``low..high-1`` are resized to ``full`` pixels, of which ``offset..offset+size-1`` are
+    wanted. A training recipe resizes its window and wants all of it; an evaluation recipe resizes the whole picture and
+    wants its centre. So one form serves both, and a decoder learns from it which source pixels it needs.
     """
 
     low: NDArray[np.int64]

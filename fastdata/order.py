@@ -95,7 +95,7 @@ class FullOrder:
 
 
 class BlockOrder:
-    """Shards in random order, taken some at a time; samples of one block fully mixed. Reads stay sequential by block."""
+    """Shards in random order, taken some at a time, and the samples of these fully mixed: reads stay within a block."""
 
     def __init__(self, layout: ShardLayout, shuffle: BlockShuffle, seed: int, epoch: int) -> None:
         """Lay out the blocks of one epoch.
@@ -158,9 +158,9 @@ EpochOrder = SequentialOrder | FullOrder | BlockOrder
 class Steps:
     """The steps of one epoch, or of what is left of it, and this rank's batch in each.
 
-    An epoch of N samples at batch size B on W ranks has S = ceil(N / (B * W)) steps. Step k takes the next B * W samples
-    of the global order and deals them over the ranks one by one; where the last step has fewer than W samples left, it is
-    topped up to W from the step before. So every rank has S batches of 1..B samples and each sample comes once.
+    An epoch of N samples at batch size B on W ranks has S = ceil(N / (B * W)) steps. Step k takes the next B * W
+    samples of the global order and deals them over the ranks one by one; where the last step has fewer than W samples
+    left, it is topped up to W from the step before. So every rank has S batches of 1..B samples and each sample comes once.
     """
 
     size: int

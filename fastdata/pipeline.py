@@ -62,8 +62,8 @@ class Pipeline(ABC):
     Iterate it as often as you like: each iteration is one epoch, a new one closes the one before. A backend subclasses
     this and keeps this contract:
 
-    * `_batches` yields exactly one `Delivery` for each step of the plan, in the plan's order. It is a generator: when it
-      is closed early (``break``, `close`, an error) it stops its work in ``finally`` and leaves nothing running that
+    * `_batches` yields exactly one `Delivery` for each step of the plan, in the plan's order. It is a generator: when
+      it is closed early (``break``, `close`, an error) it stops its work in ``finally`` and leaves nothing running that
       touches freed memory. Workers may stay alive for the next epoch.
     * It never raises for a single bad sample, but reports it in ``Delivery.failed``.
     * Memory of a delivered batch is never written again while a tensor refers to it.

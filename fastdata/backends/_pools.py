@@ -164,8 +164,8 @@ class ProcessPool:
     """Processes, for Python callables: side by side, each with random state of its own.
 
     They come from a fork server, which is safe after CUDA or threads were used in this process, and end with it: they
-    watch their parent, and ignore SIGINT, which the parent handles. Pictures travel through shared memory and are copied
-    once into a buffer of this process, so that kept batches hold neither descriptors nor ``/dev/shm``.
+    watch their parent, and ignore SIGINT, which the parent handles. Pictures travel through shared memory and are
+    copied once into a buffer of this process, so that kept batches hold neither descriptors nor ``/dev/shm``.
     """
 
     name = "processes"
@@ -195,7 +195,7 @@ class ProcessPool:
                 "transform",
                 f"something that cannot be sent to a worker process ({exc})",
                 "callables defined at the top level of a module",
-                'Move the function out of the other function, or pass workers=0, or options=HostOptions(pool="threads").',
+                "Move the function out of the function around it, or pass workers=0.",
             ) from exc
         _check_shared_memory(slots * int(np.prod(slot_shape)))
         self._free: list[_SharedSlot] = []
