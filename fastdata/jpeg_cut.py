@@ -155,7 +155,7 @@ class Cut:
 
 def _matrix(records: NDArray[np.void]) -> NDArray[np.int64]:
     """Return records of int64 fields as the (n, fields) matrix that kernels take."""
-    return records.view(np.int64).reshape(len(records), len(records.dtype))
+    return records.view(np.int64).reshape(len(records), len(records.dtype.names or ()))
 
 
 @inlined
