@@ -3,7 +3,7 @@
 A crop-ready file (`fastdata.transcode`) has restart markers at fixed places of every MCU row and a table of the lengths
 between them. A cut is its header with another size, the segments of the wanted rows and columns, and the restart
 markers counted anew: an ordinary JPEG. It is wide enough that its pixels inside the window equal those of the full
-decode. Windows are in stored coordinates, before the Exif orientation is applied.
+decode. Windows are in stored coordinates, before the Exif orientation is applied (`fastdata.decode.stored_window`).
 
 Every other file is handed on whole. So is one whose table does not fit: the lengths must add up to the end marker, and
 restart markers must lie where the table says around all that is copied.
@@ -118,27 +118,6 @@ def cut(data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] 
     _cut_one(np.frombuffer(data, np.uint8), *window, row, out)
     where = Cut(*row.tolist())
     return (out.data[: where.bytes] if where.outcome == CUT else data), where
-
-
-def stored_window(
-    window: tuple[int, int, int, int], orientation: int, stored_height: int, stored_width: int
-) -> tuple[int, int, int, int]:
-    """Map a window of the upright picture to the stored one.
-
-    Args:
-        window: top, left, height, width in pixels of the upright picture.
-        orientation: Exif orientation, 1..8.
-        stored_height: Pixels.
-        stored_width: Pixels.
-    """
-    top, left, height, width = window
-    if orientation > 4:  # rows of the upright picture are stored columns
-        top, left, height, width = left, top, width, height
-    if orientation in (3, 4, 6, 7):
-        top = stored_height - top - height
-    if orientation in (2, 3, 7, 8):
-        left = stored_width - left - width
-    return top, left, height, width
 
 
 @dataclass(frozen=True, slots=True)
