@@ -161,7 +161,7 @@ def test_no_thread_outlives_close_nor_a_forgotten_pipeline(numbered: Path, devic
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_memory_does_not_grow_over_twenty_epochs(tmp_path: Path, device: str) -> None:
-    root = write_numbered_folder(tmp_path / "many", 50, size=(320, 240))
+    root = write_numbered_folder(tmp_path / "many", 50, size=(320, 240))  # 5.5 MB a batch, decoded and delivered
     with open_dali(root, device=device, transform=fastdata.imagenet_train(96), batch_size=32) as loader:
         marks = []
         for epoch in range(20):
@@ -170,7 +170,8 @@ def test_memory_does_not_grow_over_twenty_epochs(tmp_path: Path, device: str) ->
             if epoch in (4, 19):
                 gc.collect()
                 marks.append((resident_mb(), torch.cuda.memory_reserved() / 2**20 if device != "cpu" else 0.0))
-    assert marks[1][0] <= 1.05 * marks[0][0] + 10
+    # The C library's arenas go on filling up for some epochs and then stay; a leak of one batch an epoch would show.
+    assert marks[1][0] <= 1.05 * marks[0][0] + 30
     assert marks[1][1] <= marks[0][1] + 100
 
 
