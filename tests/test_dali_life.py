@@ -180,6 +180,37 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def test_the_next_epoch_starts_while_this_one_ends_and_another_choice_is_honoured(numbered: Path) -> None:
+    with open_dali(numbered, seed=4) as plain:
+        orders = [[i for batch in plain for i in check_pixels(batch)] for _ in range(3)]
+    with open_dali(numbered, seed=4) as loader:
+        for epoch in (0, 1, 1, 0, 2):  # as counted up, repeated, back, and ahead
+            loader.set_epoch(epoch)
+            assert [i for batch in loader for i in check_pixels(batch)] == orders[epoch]
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == (3, 0)
+        loader.load_state_dict(state | {"epoch": 1, "samples": 16})
+        assert [i for batch in loader for i in check_pixels(batch)] == orders[1][16:]
+
+
+def test_what_fails_ahead_is_raised_in_its_own_epoch(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastdata.backends._dali_feed import FeedMaker
+
+    honest = FeedMaker.make
+
+    def failing(maker: FeedMaker, step: Any, reads: Any) -> Any:
+        if step.epoch == 1:
+            raise WorkerError("test", "fails in epoch 1")
+        return honest(maker, step, reads)
+
+    monkeypatch.setattr(FeedMaker, "make", failing)
+    with open_dali(numbered) as loader:
+        assert sum(len(batch) for batch in loader) == 40
+        with pytest.raises(WorkerError, match="fails in epoch 1"):
+            next(iter(loader))
+        assert sum(len(batch) for batch in loader) == 40
+
+
 def test_kept_batches_stay_valid_while_others_come(numbered: Path) -> None:
     with open_dali(numbered, batch_size=4) as loader:
         kept = [batch for _ in range(4) for batch in loader]
