@@ -434,5 +434,5 @@ def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
 @compiled
 def _read_headers(addresses: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     for i in range(len(addresses)):
-        row = long_pointer(rows.ctypes.data + 8 * HEADER_FIELDS * i)
+        row = long_pointer(integer(rows.ctypes.data) + 8 * HEADER_FIELDS * i)
         parse_header(byte_pointer(addresses[i]), lengths[i], row)

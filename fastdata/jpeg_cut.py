@@ -89,8 +89,8 @@ def write_cuts(
     _write_all(files.addresses, files.lengths, _matrix(files.headers), _matrix(plans), out, starts, padded_bytes)
 
 
-def cut_batch(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.void]]:
-    """Cut a batch into one array padded with zeros, which decoders read over.
+def cut_padded(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.void]]:
+    """Cut files into one array padded with zeros, which decoders read over; files that stay whole are copied.
 
     Returns:
         (n, longest) uint8, and (n,) structured array of `CUT_DTYPE`.
@@ -100,6 +100,39 @@ def cut_batch(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint
     out = np.zeros((len(plans), longest), np.uint8)  # the system's zero pages: padding costs nothing until it is read
     write_cuts(files, plans, out.reshape(-1), np.arange(len(plans)) * longest)
     return out, plans
+
+
+def cut_all(
+    files: Files, windows: NDArray[np.int64], out: NDArray[np.uint8] | None = None
+) -> tuple[list[Buffer], NDArray[np.void]]:
+    """Cut files, each planned and written while the processor's cache holds it, without the GIL.
+
+    Args:
+        files: n files.
+        windows: As for `plan_cuts`.
+        out: (bytes,) at least as long as all files together, to be written to; None allocates. Fresh memory costs about
+            as much as the cuts themselves, so threads that cut again and again keep theirs.
+
+    Returns:
+        n files: views of `out`, one after the other, or the buffer itself where a file stays whole; and (n,) structured
+        array of `CUT_DTYPE`.
+
+    Raises:
+        ValueError: `out` is too small.
+    """
+    needed = int(files.lengths.sum())  # a cut is never longer than its file
+    if out is None:
+        out = np.empty(needed, np.uint8)
+    elif len(out) < needed:
+        raise ValueError(f"out: {len(out)} bytes, at least {needed} are needed")
+    plans = np.empty((len(files.addresses), CUT_FIELDS), np.int64)
+    windows = np.ascontiguousarray(windows, np.int64)
+    _cut_all(files.addresses, files.lengths, _matrix(files.headers), windows, plans, out)
+    view, pieces, end = out.data, list(files.buffers), 0
+    for i in np.flatnonzero(plans[:, _OUTCOME] == CUT).tolist():
+        start, end = end, end + int(plans[i, _BYTES])
+        pieces[i] = view[start:end]
+    return pieces, plans.view(CUT_DTYPE).reshape(len(plans))
 
 
 def cut(data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] | None = None) -> tuple[Buffer, Cut]:
@@ -393,10 +426,30 @@ def _plan_all(
     plans: NDArray[np.int64],
 ) -> None:
     for i in range(len(addresses)):
-        header = long_pointer(headers.ctypes.data + 8 * jpeg.HEADER_FIELDS * i)
-        plan = long_pointer(plans.ctypes.data + 8 * CUT_FIELDS * i)
+        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
         top, left, height, width = windows[i, 0], windows[i, 1], windows[i, 2], windows[i, 3]
         _plan(byte_pointer(addresses[i]), header, top, left, height, width, lengths[i], plan)
+
+
+@compiled
+def _cut_all(
+    addresses: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    headers: NDArray[np.int64],
+    windows: NDArray[np.int64],
+    plans: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> None:
+    target = integer(out.ctypes.data)
+    for i in range(len(addresses)):
+        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
+        top, left, height, width = windows[i, 0], windows[i, 1], windows[i, 2], windows[i, 3]
+        _plan(byte_pointer(addresses[i]), header, top, left, height, width, lengths[i], plan)
+        if plan[_OUTCOME] == CUT:
+            _write(addresses[i], header, plan, target)
+            target += plan[_BYTES]
 
 
 @compiled
@@ -410,9 +463,9 @@ def _write_all(
     padded_bytes: int,
 ) -> None:
     for i in range(len(addresses)):
-        header = long_pointer(headers.ctypes.data + 8 * jpeg.HEADER_FIELDS * i)
-        plan = long_pointer(plans.ctypes.data + 8 * CUT_FIELDS * i)
-        target = out.ctypes.data + starts[i]
+        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
+        target = integer(out.ctypes.data) + starts[i]
         if plan[_OUTCOME] == CUT:
             _write(addresses[i], header, plan, target)
         else:
@@ -433,7 +486,7 @@ def _cut_one(
 ) -> None:
     """Cut one file; `rows` is filled with its header and then its plan."""
     source, header = byte_pointer(data.ctypes.data), long_pointer(rows.ctypes.data)
-    plan = long_pointer(rows.ctypes.data + 8 * jpeg.HEADER_FIELDS)
+    plan = long_pointer(integer(rows.ctypes.data) + 8 * jpeg.HEADER_FIELDS)
     jpeg.parse_header(source, integer(data.size), header)
     _plan(source, header, top, left, height, width, integer(data.size), plan)
     if plan[_OUTCOME] == CUT:

@@ -297,7 +297,7 @@ def refine_ac(
             if at < 0 or blocks_to_skip:
                 return -1
             buffer, bits, beyond = 0, 0, 0
-        block = signed_short_pointer(coefficients.ctypes.data + 128 * order[i])
+        block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
         k = first_k
         while k <= last_k:
             zeros, new = 64, 0  # what a skipped block does: correct every known value, add none
