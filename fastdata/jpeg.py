@@ -6,7 +6,6 @@ be understood gets a reason, never an exception. Facts are those of ITU-T T.81 (
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -54,9 +53,6 @@ TABLE_MARKER: Final = 0xE9
 TABLE_SIGNATURE: Final = b"fastdata\x00"
 TABLE_PREFIX_BYTES: Final = 12
 """Of each APP9 payload: ``fastdata`` and a zero, the version, the part's number from 0, the number of parts."""
-TABLE_VERSION: Final = 1
-LONG_LENGTH: Final = 255
-"""Marks an entry of the table whose length takes four more bytes."""
 END_SEARCH_BYTES: Final = 65_536
 """How far from the end of the file the end-of-image marker is looked for: junk and second pictures may follow it."""
 
@@ -119,30 +115,6 @@ def fast_decoder_refusal(header: JpegHeader) -> str | None:
     They take 8-bit JPEGs of 1 or 3 components in ordinary form; everything else goes to the PIL reference.
     """
     return REFUSALS[header.refusal] or None
-
-
-def table_segments(lengths: NDArray[np.int64]) -> bytes:
-    """Return the APP9 segments that hold the segment table of a crop-ready file.
-
-    Each length takes one byte, or 255 and four bytes, highest first; parts are cut anywhere in that stream.
-
-    Args:
-        lengths: (segments,) bytes between two restart markers, in file order.
-    """
-    long = lengths >= LONG_LENGTH
-    ends = np.cumsum(np.where(long, 5, 1))
-    stream = np.empty(int(ends[-1]), np.uint8)
-    stream[ends[~long] - 1] = lengths[~long]
-    stream[ends[long] - 5] = LONG_LENGTH
-    for i in range(4):
-        stream[ends[long] - 4 + i] = lengths[long] >> (24 - 8 * i) & 0xFF
-    room = 65_533 - TABLE_PREFIX_BYTES
-    parts = [stream[start : start + room].tobytes() for start in range(0, len(stream), room)]
-    segments = b""
-    for number, part in enumerate(parts):
-        prefix = TABLE_SIGNATURE + bytes([TABLE_VERSION, number, len(parts)])
-        segments += struct.pack(">BBH", 0xFF, TABLE_MARKER, 2 + len(prefix) + len(part)) + prefix + part
-    return segments
 
 
 @dataclass(frozen=True, slots=True)

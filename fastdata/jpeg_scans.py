@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata._native import Pointer, byte_pointer, compiled, inlined, integer, signed_short_pointer
+from fastdata.jpeg_encode import bit_size
 from fastdata.jpeg_entropy import (
     MAX_DC_BITS,
     after_restart,
     after_segment,
-    bit_size,
     extend,
     fill,
     next_code,
