@@ -185,7 +185,7 @@ def _tiff(data: Pointer, at: int, count: int, big: bool) -> int:
     return value
 
 
-@inlined
+@helper
 def _orientation(data: Pointer, start: int, end: int) -> int:
     """Return the orientation that the TIFF structure in ``data[start:end]`` gives, 1 where it gives none."""
     if end - start < 14:
@@ -211,7 +211,7 @@ def _orientation(data: Pointer, start: int, end: int) -> int:
     return found if 1 <= found <= 8 else 1
 
 
-@inlined
+@helper
 def _frame(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read a SOFn segment whose marker is at `at`; return whether it is well-formed."""
     if length < 8:
@@ -250,7 +250,7 @@ def _has(data: Pointer, at: int, end: int, text: bytes) -> bool:
     return True
 
 
-@inlined
+@helper
 def _application(data: Pointer, at: int, length: int, row: Pointer, exif_seen: bool) -> bool:
     """Read an APPn segment whose marker is at `at`; return whether an Exif segment has been seen by now."""
     marker, start, end = data[at + 1], at + 4, at + 2 + length
@@ -276,7 +276,7 @@ def _note_table_part(at: int, end: int, row: Pointer) -> None:
     row[_TABLE_END] = end
 
 
-@inlined
+@helper
 def _scan(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read the SOS segment whose marker is at `at`; return whether it is well-formed and has its frame."""
     if row[_SOF_OFFSET] == 0 or length < 8 or length != 6 + 2 * integer(data[at + 4]):
@@ -286,7 +286,7 @@ def _scan(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     return True
 
 
-@inlined
+@helper
 def _segment(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read the segment at `at`, other than APPn; return whether it is well-formed."""
     marker = data[at + 1]
@@ -306,7 +306,7 @@ def _has_length(marker: int) -> bool:
     return marker >= 0xC0 and not (0xD0 <= marker <= 0xD9 or marker == 0xDE or marker == 0xDF)
 
 
-@inlined
+@helper
 def _markers(data: Pointer, size: int, row: Pointer) -> int:
     """Follow the markers up to the first scan, filling `row`; return TAKEN, NOT_A_JPEG, DAMAGED or UNUSUAL."""
     if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
@@ -331,7 +331,7 @@ def _markers(data: Pointer, size: int, row: Pointer) -> int:
     return TAKEN
 
 
-@inlined
+@helper
 def _end_offset(data: Pointer, size: int, start: int) -> int:
     """Return where the last end-of-image marker lies, or -1 where none does near the end."""
     last = size - 2
@@ -341,7 +341,7 @@ def _end_offset(data: Pointer, size: int, start: int) -> int:
     return -1
 
 
-@inlined
+@helper
 def _is_rgb(data: Pointer, row: Pointer) -> bool:
     """Whether three components hold RGB, by the rule that libjpeg follows."""
     if row[_JFIF]:
@@ -361,7 +361,7 @@ def _sampling_is_usual(components: int, sampling: int) -> bool:
     return rest == 0x1111 and luma in (0x11, 0x21, 0x22, 0x12, 0x41, 0x14)
 
 
-@inlined
+@helper
 def _refusal(data: Pointer, row: Pointer) -> int:
     """Return the first reason why fast decoders must not take the file whose markers were followed into `row`."""
     lossless_or_arithmetic = row[_PROCESS] > 2

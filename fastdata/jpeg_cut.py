@@ -200,7 +200,7 @@ def _span(first: int, count: int, margin: int, step: int, steps: int) -> tuple[i
     return max(first - margin, 0) // step, min((first + count + margin + step - 1) // step, steps)
 
 
-@inlined
+@helper
 def _place(header: Pointer, top: int, left: int, height: int, width: int, plan: Pointer) -> None:
     """Fill in the place and size of the cut for a window inside the picture."""
     mcu_width, mcu_height = header[jpeg._MCU_WIDTH], header[jpeg._MCU_HEIGHT]
@@ -268,7 +268,7 @@ def _cut_bytes(source: Pointer, header: Pointer, plan: Pointer) -> int:
     return total if at == table_end and start == last else -1
 
 
-@inlined
+@helper
 def _plan(
     source: Pointer, header: Pointer, top: int, left: int, height: int, width: int, length: int, plan: Pointer
 ) -> None:
@@ -296,7 +296,7 @@ def _plan(
         plan[_OUTCOME], plan[_BYTES] = CUT, size
 
 
-@inlined
+@helper
 def _write_head(address: int, header: Pointer, plan: Pointer, target: int) -> None:
     """Write a cut's header: the file's without its segment table, with the size of the cut."""
     table, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Pointer, helper, inlined, integer
+from fastdata._native import Pointer, helper, integer
 from fastdata.jpeg import TABLE_MARKER, TABLE_PREFIX_BYTES, TABLE_SIGNATURE
 
 TABLE_VERSION: Final = 1
@@ -44,7 +44,7 @@ def table_segments(lengths: NDArray[np.int64]) -> bytes:
     return segments
 
 
-@inlined
+@helper
 def _next_byte(source: Pointer, at: int, part_end: int, table_end: int) -> tuple[int, int, int]:
     """Return the next byte of the segment table (0 after its end) and the state after it."""
     if at == part_end:
@@ -55,7 +55,7 @@ def _next_byte(source: Pointer, at: int, part_end: int, table_end: int) -> tuple
     return integer(source[at]), at + 1, part_end
 
 
-@inlined
+@helper
 def _next_length(source: Pointer, at: int, part_end: int, table_end: int) -> tuple[int, int, int]:
     """Return the next length of the segment table and the state after it."""
     length, at, part_end = _next_byte(source, at, part_end, table_end)
