@@ -172,7 +172,7 @@ def test_notes_name_skips_fallbacks_caches_and_failures() -> None:
     )
     notes = "\n".join(collect_notes(document))
     for part in (
-        "77 % CPU meanwhile",
+        "77 to 77 % CPU during 1 of 1 rows",
         "3 samples skipped",
         "CMYK",
         "asked to be cold",
