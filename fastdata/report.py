@@ -165,8 +165,8 @@ def _disturbances(rows: Sequence[dict[str, Any]]) -> list[str]:
     if not disturbing:
         return []
     return [
-        f"img/s: other processes used {min(disturbing):,.0f} to {max(disturbing):,.0f} % CPU during {len(disturbing)} of"
-        f" {len(rows)} rows, whose figures are too low"
+        f"img/s: other processes used {min(disturbing):,.0f} to {max(disturbing):,.0f} % CPU during {len(disturbing)}"
+        f" of {len(rows)} rows, whose figures are too low"
     ]
 
 

@@ -7,11 +7,13 @@ import datetime
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fastdata.job import Job
     from fastdata.measure import Task
 
@@ -104,14 +106,12 @@ def compare(
 
     Files of different data, machines or cache states are refused.
     """
-    from rich.console import Console
-
     from fastdata.compare import compare as compare_documents
     from fastdata.compare import show_comparison
     from fastdata.report import read_document
 
     comparison = compare_documents(read_document(before), read_document(after))
-    show_comparison(comparison, Console())
+    show_comparison(comparison, _screen())
     if fail_if_slower and any(change.verdict == "slower" for change in comparison.changes):
         raise typer.Exit(1)
 
@@ -168,10 +168,10 @@ class _Plan:
         return rows, left_out
 
 
-def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path | None, html_file: Path | None) -> bool:
+def _measure(
+    plan: _Plan, repeats: int, job: Job, console: Console, json_file: Path | None, html_file: Path | None
+) -> bool:
     """Run the plan, print and write the results on rank 0; return whether a row failed."""
-    from rich.console import Console
-
     from fastdata.baselines import with_best_settings
     from fastdata.benchmark import run_benchmark
     from fastdata.dataset import describe_data
@@ -191,7 +191,7 @@ def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path 
             console.print(line, markup=False, highlight=False)
 
         status.update("measuring")
-        tasks = [with_best_settings(task, job, progress) for task in tasks]
+        tasks, sweeps = with_best_settings(tasks, job, progress)
         outcome = run_benchmark(tasks, repeats, job, progress)
     kinds = {source["data"]: source["kind"] for source in dataset["sources"]}
     for row in outcome.rows:
@@ -208,13 +208,20 @@ def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path 
             failures=outcome.failures,
             unavailable=[*unavailable, *left_out],
         )
-        screen = Console()
-        show(document, screen if screen.is_terminal else Console(width=_FILE_CHARACTERS))
+        document["sweeps"] = sweeps
+        show(document, _screen())
         if json_file:
             write_document(document, json_file)
         if html_file:
             html_file.write_text(render_html(document), encoding="utf-8")
     return bool(outcome.failures)
+
+
+def _screen() -> Console:
+    from rich.console import Console
+
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=_FILE_CHARACTERS)
 
 
 def _choose_backends(asked: list[str] | None) -> tuple[list[str], list[dict[str, str]]]:
