@@ -191,7 +191,9 @@ def show(document: Document, console: Console) -> None:
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
     for row in rows:
-        mode = row["mode"] if row["mode"] == "loader" else f"{row['mode']} {row['training']['model']}"
+        mode = (
+            row["mode"] if row["mode"] == "loader" else f"{row['mode']} {row['training']['model'].rpartition(':')[2]}"
+        )
         table.add_row(f"{row_name(row)}, {mode}", *(column.text(row) for column in columns))
     console.print(table)
     for line in collect_notes(document):

@@ -241,6 +241,7 @@ def test_the_command_measures_and_writes_both_files(tmp_path: Path) -> None:
     [
         (["nowhere"], "nowhere"),
         (["{folder}", "--backend", "pill"], "pil"),
+        (["{folder}", "--backend", "webdataset", "--device", "cpu"], "it reads shards"),
         (["{folder}", "--json", "{folder}/missing/out.json"], "does not exist"),
         (["{folder}", "--backend", "pil", "--device", "cuda:7"], "--device"),
         (["{folder}", "{other}", "--backend", "pil", "--device", "cpu"], "the same samples"),

@@ -142,10 +142,16 @@ class _Plan:
     model: str | None
     compiled: bool
 
-    def tasks(self, works: list[str]) -> tuple[list[Task], list[dict[str, str]]]:
-        """Return the tasks in the order of the table, and what is left out with its reason."""
+    def tasks(self, works: list[str], kinds: dict[str, str]) -> tuple[list[Task], list[dict[str, str]]]:
+        """Return the tasks in the order of the table, and what is left out with its reason.
+
+        Args:
+            works: Backends that work here.
+            kinds: The kind of source of each data.
+        """
         from fastdata.baselines import baseline_tasks
         from fastdata.benchmark import with_synthetic
+        from fastdata.registry import load_backend
         from fastdata.sources.open import is_shards
 
         rows: list[Task] = []
@@ -153,6 +159,11 @@ class _Plan:
         for data in self.data:
             here = dataclasses.replace(self.template, data=data)
             for name in works:
+                reads = load_backend(name).source_kinds
+                if kinds[data] not in reads:
+                    reason = f"it reads {' or '.join(reads)}; {data} is a {kinds[data]}"
+                    left_out.append({"backend": name, "reason": reason})
+                    continue
                 rows.append(dataclasses.replace(here, backend=name))
                 if self.block_shards and is_shards(data):
                     rows.append(dataclasses.replace(here, backend=name, block_shards=self.block_shards))
@@ -180,9 +191,10 @@ def _measure(
 
     dataset = describe_data(plan.data)
     works, unavailable = _choose_backends(plan.backends)
-    tasks, left_out = plan.tasks(works)
+    kinds = {source["data"]: source["kind"] for source in dataset["sources"]}
+    tasks, left_out = plan.tasks(works, kinds)
     if not tasks:
-        _nothing_works(unavailable)
+        _nothing_works([*unavailable, *left_out])
     with console.status("starting") as status:
 
         def progress(done: int, total: int, task: Task, came_out: str) -> None:
@@ -193,7 +205,6 @@ def _measure(
         status.update("measuring")
         tasks, sweeps = with_best_settings(tasks, job, progress)
         outcome = run_benchmark(tasks, repeats, job, progress)
-    kinds = {source["data"]: source["kind"] for source in dataset["sources"]}
     for row in outcome.rows:
         if row["mode"] != "synthetic":
             row["source"] = kinds[row["data"]]  # a baseline knows folder and shards only
