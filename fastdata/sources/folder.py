@@ -107,6 +107,7 @@ class FolderSource:
 
     kind = "folder"
     layout: ShardLayout | None = None
+    faults: tuple[str, ...] = ()
 
     def __init__(
         self,
