@@ -116,6 +116,14 @@ def convert_folder(
             if options.split:
                 counts = {s.name: sum(r.samples for r in records) for s, records in zip(plans, packed, strict=True)}
                 write_text(out / SPLITS_NAME, json.dumps(counts) + "\n")
+        except OSError as exc:  # reading is mapped where it happens, so this is about writing: most often a full disk
+            _leave(out, work, plans, made_out)
+            raise ShardError(
+                str(out),
+                f"writing failed: {exc.strerror or exc}",
+                "a folder with room for the shards",
+                "Shards that were finished are kept: make room and pass --resume.",
+            ) from exc
         except BaseException:
             _leave(out, work, plans, made_out)
             raise

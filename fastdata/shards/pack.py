@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +100,7 @@ class _Packer:
         self._skipped: list[tuple[int, str]] = []
         self._skipped_since: list[tuple[int, str]] = []  # after the last stored sample
         self._finishing: deque[Future[ShardRecord]] = deque()
+        self._failed = False
 
     def take(self, place: int, sample: Loaded | Refused) -> None:
         """Store one sample, or note that it is left out."""
@@ -184,12 +185,15 @@ class _Packer:
         notes: Counter[str],
     ) -> ShardRecord:
         try:
+            if self._failed:  # named shards have no gaps
+                raise CancelledError
             sha256, size_bytes = file.finish()
             record = ShardRecord(len(rows["position"]), size_bytes, sha256, next_place, skipped, notes, rows)
             self._job.work.keep_record(self._split, number, record)
             file.publish(self._folder / shard_name(number))
             sync_folder(self._folder)
         except BaseException:
+            self._failed = True
             file.discard()
             raise
         return record
