@@ -179,7 +179,7 @@ def test_a_missing_an_empty_and_a_flat_folder_say_what_is_wrong(tmp_path: Path) 
     with pytest.raises(SourceError, match="it is empty"):
         open_folder(tmp_path / "empty")
     make(tmp_path / "flat", "a.jpg", "b.jpg")
-    with pytest.raises(SourceError, match="no class folders.*labels=None"):
+    with pytest.raises(SourceError, match=r"no class folders.*labels=None"):
         open_folder(tmp_path / "flat")
     with pytest.raises(SourceError, match="a file"):
         open_folder(tmp_path / "flat" / "a.jpg")

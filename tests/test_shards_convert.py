@@ -58,7 +58,9 @@ class TestBadFiles:
         result = convert_folder(folder, out, ConvertOptions(on_error="skip"))
         assert (result.splits[0].samples, result.splits[0].skipped) == (24, 3)
         report = json.loads((out / "skipped.json").read_text())
-        assert {entry["path"]: entry["id"] for entry in report} == {f"ant/{n}": 6 + i for i, n in enumerate(sorted(BAD))}
+        assert {entry["path"]: entry["id"] for entry in report} == {
+            f"ant/{n}": 6 + i for i, n in enumerate(sorted(BAD))
+        }
         assert all(entry["reason"] for entry in report)
         source = open_shards(out)
         assert source.ids.tolist() == [*range(6), *range(9, 27)]
@@ -102,7 +104,12 @@ class TestBadFiles:
             path.write_bytes(b"")
         out = folder.parent / "out"
         convert_folder(folder, out, ConvertOptions(on_error="skip", max_bytes=10_240, shuffle=False))
-        assert names(out) == ["classes.json", "index.fastdata", *(f"shard-{i:06d}.tar" for i in range(4)), "skipped.json"]
+        assert names(out) == [
+            "classes.json",
+            "index.fastdata",
+            *(f"shard-{i:06d}.tar" for i in range(4)),
+            "skipped.json",
+        ]
         assert all(shard.samples for shard in open_shards(out).index.shards)
 
     def test_nothing_but_bad_files_is_an_error_and_leaves_nothing(self, folder: Path) -> None:
@@ -152,14 +159,16 @@ class TestSplits:
             ids.append(open_shards(out / "t").ids.tolist())
         assert ids[0] == ids[1] != ids[2]
 
-    @pytest.mark.parametrize("text", ["train=0.9", "train=0.9,val=0.2", "a=0.5,a=0.5", "train", "../x=0.5,y=0.5", "a=1,b=0"])
+    @pytest.mark.parametrize(
+        "text", ["train=0.9", "train=0.9,val=0.2", "a=0.5,a=0.5", "train", "../x=0.5,y=0.5", "a=1,b=0"]
+    )
     def test_impossible_shares_are_refused(self, text: str) -> None:
         with pytest.raises(UsageError, match="split"):
             ConvertOptions(split=parse_split(text))
 
     def test_a_split_without_a_sample_is_refused(self, tmp_path: Path) -> None:
         tree(tmp_path / "tree", 1)
-        with pytest.raises(UsageError, match="val=0.01 of 4 samples is none"):
+        with pytest.raises(UsageError, match=r"val=0.01 of 4 samples is none"):
             convert_folder(tmp_path / "tree", tmp_path / "out", ConvertOptions(split=(("train", 0.99), ("val", 0.01))))
         assert not (tmp_path / "out").exists()
 
@@ -265,7 +274,7 @@ class TestFolderThatIsNotEmpty:
         out = folder.parent / "out"
         convert_folder(folder, out, ConvertOptions(max_bytes=10_240))
         before = {path.name: path.read_bytes() for path in out.iterdir()}
-        with pytest.raises(ShardError, match="it holds shards already.*--overwrite"):
+        with pytest.raises(ShardError, match=r"it holds shards already.*--overwrite"):
             convert_folder(folder, out)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
         convert_folder(folder, out, overwrite=True)
@@ -307,7 +316,7 @@ class TestFolderThatIsNotEmpty:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("damage", [lambda folder: None, lambda folder: (folder / "ant" / "0000.JPEG").write_bytes(b"")])
+@pytest.mark.parametrize("damage", [Path.exists, lambda folder: (folder / "ant" / "0000.JPEG").write_bytes(b"")])
 def test_the_fingerprint_is_that_of_the_folder_if_nothing_was_skipped(
     folder: Path, shuffle: bool, damage: Callable[[Path], object]
 ) -> None:

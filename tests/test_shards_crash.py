@@ -143,7 +143,8 @@ def end_at(owner, name, turn):
             os._exit(9)
         return real(*arguments, **more)
     setattr(owner, name, ending)
-owner, name, turn = {{"record": (workfolder.WorkFolder, "keep_record", 3), "publish": (shardfile.ShardFile, "publish", 3),
+owner, name, turn = {{
+    "record": (workfolder.WorkFolder, "keep_record", 3), "publish": (shardfile.ShardFile, "publish", 3),
     "index": (convert, "publish_split", 1), "remove": (workfolder.WorkFolder, "remove", 1)}}[{step!r}]
 end_at(owner, name, turn)
 convert_folder(sys.argv[1], sys.argv[2], ConvertOptions(max_bytes={CAP}))
@@ -172,7 +173,8 @@ def ending(self, split, number, record):
         os._exit(9)
     real(self, split, number, record)
 workfolder.WorkFolder.keep_record = ending
-convert_folder(sys.argv[1], sys.argv[2], ConvertOptions(max_bytes={CAP}, split=(("train", 0.7), ("val", 0.3)), on_error="skip"))
+options = ConvertOptions(max_bytes={CAP}, split=(("train", 0.7), ("val", 0.3)), on_error="skip")
+convert_folder(sys.argv[1], sys.argv[2], options)
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "tree", tmp_path / "out"], check=False)
     assert done.returncode == 9

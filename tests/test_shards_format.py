@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -189,7 +190,9 @@ def test_a_sample_that_fills_a_shard_exactly_starts_no_empty_one(tmp_path: Path,
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture)
     result = convert_folder(tmp_path / "tree", tmp_path / "out", ConvertOptions(max_bytes=10_240))
-    assert [shard.samples for shard in open_shards(tmp_path / "out").index.shards] == {1: [1], 4: [3, 1], 5: [3, 2]}[count]
+    assert [shard.samples for shard in open_shards(tmp_path / "out").index.shards] == {1: [1], 4: [3, 1], 5: [3, 2]}[
+        count
+    ]
     assert result.splits[0].samples == count
 
 
@@ -256,7 +259,7 @@ def test_the_storage_order_is_mixed_unless_asked_otherwise(tmp_path: Path) -> No
     for name in ("0", "1"):
         assert sorted(orders[name]) == list(range(40))
         labels = [sample // 10 for sample in orders[name]]
-        assert sum(a == b for a, b in zip(labels, labels[1:], strict=False)) < 25
+        assert sum(a == b for a, b in pairwise(labels)) < 25
 
 
 def test_a_cap_that_holds_nothing_is_refused() -> None:

@@ -10,7 +10,16 @@ from fastdata.errors import DecodeError
 
 # What a JPEG's header cannot promise is tried: these may decode or not, and are rare.
 _TRY = frozenset(
-    (jpeg.NOT_A_JPEG, jpeg.DAMAGED, jpeg.UNUSUAL, jpeg.NOT_8_BIT, jpeg.CODING, jpeg.NO_HEIGHT, jpeg.TOO_LARGE, jpeg.NO_END)
+    (
+        jpeg.NOT_A_JPEG,
+        jpeg.DAMAGED,
+        jpeg.UNUSUAL,
+        jpeg.NOT_8_BIT,
+        jpeg.CODING,
+        jpeg.NO_HEIGHT,
+        jpeg.TOO_LARGE,
+        jpeg.NO_END,
+    )
 )
 _MAGIC = (
     (b"\xff\xd8", "jpg"),
