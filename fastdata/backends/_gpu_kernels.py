@@ -33,7 +33,9 @@ _WEIGHT_ONE = tl.constexpr(4194304.0)
 
 
 @triton.jit
-def weights_kernel(pictures: Any, begins: Any, weights: Any, fields: Any, height: Any, width: Any, block: tl.constexpr) -> None:
+def weights_kernel(
+    pictures: Any, begins: Any, weights: Any, fields: Any, height: Any, width: Any, block: tl.constexpr
+) -> None:
     """Fill in each output row's and column's first source pixel and its weights. Grid: (blocks of outputs, 2 axes, n).
 
     `weights` holds for each axis of each picture (taps, size) int32 from its table offset on; `begins` is
@@ -59,7 +61,9 @@ def weights_kernel(pictures: Any, begins: Any, weights: Any, fields: Any, height
     end = tl.minimum((centre + support + 0.5).to(tl.int64), length)
     start = tl.minimum(begin, read_end - taps)
 
-    total = tl.zeros([block], tl.float64)
+    total = tl.full(
+        [block], 0.0, tl.float64
+    )  # not tl.zeros: a jitted function, which ties the interpreter to import order
     for tap in range(taps):
         source = start + tap
         share = tl.maximum(1.0 - tl.abs((source.to(tl.float64) - centre + 0.5) * inverse), 0.0)

@@ -33,6 +33,10 @@ FIELDS: Final = (
 their table begins. Pixels count from `Geometry.low`."""
 _ROWS, _COLUMNS = FIELDS.index("rows_stride"), FIELDS.index("columns_stride")
 _STRIDE, _LENGTH, _FULL, _FIRST, _READ_END, _TAPS, _TABLE = range(len(_AXIS))
+_ADVICE: Final = (
+    "Install it (pip install triton; PyTorch's CUDA builds for Linux bring it) and a C compiler, or decode on the CPU: "
+    'fastdata.TorchvisionOptions(decode="host").'
+)
 _WEIGHTS_BLOCK: Final = 128
 _PIXELS_BLOCK: Final = 256
 
@@ -166,6 +170,24 @@ class GpuResize:
         )  # fmt: skip
         return out, (staged, pictures, begins, weights)
 
+    def warm_up(self) -> None:
+        """Compile the kernels, which takes about a second where Triton has no cached ones.
+
+        Raises:
+            BackendUnavailableError: They do not compile here.
+        """
+        size = self._size
+        picture = torch.zeros((1, *size, 3), dtype=torch.uint8, device=self._device)
+        records = describe_finished(1, size)
+        records[:, 0] += picture.data_ptr()
+        try:
+            self(records)
+        except Exception as exc:  # a missing compiler, driver or header raises nearly anything within Triton
+            found = str(exc).strip().partition("\n")[0]
+            raise BackendUnavailableError(
+                "Triton", f"{type(exc).__name__}: {found}", "kernels that compile", _ADVICE
+            ) from exc
+
 
 def load_kernels() -> Any:
     """Import the kernels.
@@ -176,11 +198,5 @@ def load_kernels() -> Any:
     try:
         from fastdata.backends import _gpu_kernels
     except (ImportError, OSError) as exc:
-        raise BackendUnavailableError(
-            "Triton",
-            f"cannot be imported: {exc}",
-            "",
-            "Install it (pip install triton; PyTorch's CUDA builds for Linux bring it), or decode on the CPU: "
-            'fastdata.TorchvisionOptions(decode="host").',
-        ) from exc
+        raise BackendUnavailableError("Triton", f"cannot be imported: {exc}", "", _ADVICE) from exc
     return _gpu_kernels
