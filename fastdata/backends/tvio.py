@@ -40,7 +40,6 @@ class TorchvisionPipeline(HostPipeline):
         if not isinstance(options, TorchvisionOptions) or options.decode == "host":
             super().__init__(source, spec, execution)
             return
-        Pipeline.__init__(self, source, spec, execution)
         if spec.recipe.callables:
             raise UsageError(
                 'TorchvisionOptions(decode="cuda")',
@@ -48,20 +47,21 @@ class TorchvisionPipeline(HostPipeline):
                 "fastdata's own transforms",
                 'Use decode="host", or batch_transform=.',
             )
-        decode = self._gpu_decoder()
         from fastdata.backends._gpu_decode import GpuDecoder
 
-        self._gpu = GpuDecoder(source, spec, execution, decode)
+        gpu = GpuDecoder(source, spec, execution, self._gpu_decoder(spec.device))
+        Pipeline.__init__(self, source, spec, execution)
+        self._gpu = gpu
 
-    def _gpu_decoder(self) -> Decode:
-        """Return what decodes on the spec's device."""
+    def _gpu_decoder(self, device: str) -> Decode:
+        """Return what decodes on a device."""
         from fastdata.backends._gpu_decode import nvjpeg_decoder
 
-        if self.spec.device == "cpu":
+        if device == "cpu":
             raise UsageError(
                 'TorchvisionOptions(decode="cuda")', 'device="cpu"', 'device="cuda:N"', 'Pass it, or use decode="host".'
             )
-        return nvjpeg_decoder(self.spec.device)
+        return nvjpeg_decoder(device)
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
         if self._gpu is None:
