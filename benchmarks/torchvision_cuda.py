@@ -164,10 +164,9 @@ def decode_alone(task: Task) -> Loader:
 
 def resize_alone(task: Task) -> Loader:
     """Return a loader that crops, resizes and normalises pictures which lie decoded on the device."""
-    import torch
-
     from fastdata.backends._gpu_decode import nvjpeg_decoder
     from fastdata.backends._gpu_resize import GpuResize
+    from fastdata.training import synchronise
 
     decode = nvjpeg_decoder(task.device)
     with open_cuda(task) as loader:
@@ -182,7 +181,7 @@ def resize_alone(task: Task) -> Loader:
         for number, (_, records) in enumerate(cycle(decoded)):
             yield resize(records)[0], None
             if number % 16 == 15:
-                torch.cuda.synchronize(task.device)  # else launches queue up without end
+                synchronise(task.device)  # else launches queue up without end
 
     return Loader(batches(), ready_batches=1, facts={"source": "device memory", "workers": 0})
 
@@ -193,7 +192,7 @@ def held_batches(task: Task) -> list[tuple[list[Any], Any]]:
 
     held = []
     with open_cuda(task) as loader:
-        host = HostStage(loader.source, loader.spec, pin_memory=True)
+        host = HostStage(loader.source, loader.spec, pin_memory=loader.execution.pin_memory)
         for step in loader._plan(0, 0):
             prepared, _ = host.prepare(step, 0, len(step.ids))
             if len(prepared.taken) < task.batch_size:

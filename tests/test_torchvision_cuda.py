@@ -15,10 +15,10 @@ import torch
 
 import fastdata
 from fastdata.errors import BackendUnavailableError, FastDataError, UsageError, WorkerError
-from fastdata.shards.convert import convert_folder
 from fastdata.shards.options import ConvertOptions
 from fastdata.testing import PipelineConformance, write_numbered_folder, write_varied_folder
 from tests import pictures
+from tests.shard_files import convert_with_damage
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -26,16 +26,14 @@ from fastdata.backends._gpu_decode import RunAhead, decode_each
 from tests.cuda_stand_in import HostDecoder, StandInPipeline
 
 STAND_IN = "tests.cuda_stand_in:StandInPipeline"
+INTERPRETED = "tests.cuda_stand_in:InterpretedPipeline"
 ON_CUDA = fastdata.TorchvisionOptions(decode="cuda")
 TRAIN = (fastdata.RandomResizedCrop(48), fastdata.RandomHorizontalFlip(), fastdata.Normalize())
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests check this with nvJPEG")
 
 
 def crop_ready(folder: Path) -> Path:
-    out = folder.parent / f"{folder.name}-shards"
-    if not out.exists():
-        convert_folder(folder, out, ConvertOptions(crop_ready=True, on_error="skip"), workers=1)
-    return out
+    return convert_with_damage(folder, ConvertOptions(crop_ready=True))
 
 
 def open_pipeline(data: Path, **overrides: Any) -> fastdata.Pipeline:
@@ -64,12 +62,13 @@ def same_on_the_host(data: Path, **overrides: Any) -> tuple[list[int], torch.Ten
 
 class CudaConformance(PipelineConformance):
     def open(self, data: Path, **overrides: Any) -> fastdata.Pipeline:
-        return super().open(data, **({"options": ON_CUDA} | overrides))
+        options = {} if "backend" in overrides else {"options": ON_CUDA}  # another backend is the reference
+        return super().open(data, **(options | overrides))
 
 
 @without_gpu
 class TestWithAHostDecoder(CudaConformance):
-    """The resize is exact, so nothing differs from the reference but the decoder."""
+    """All but the kernels and nvJPEG."""
 
     backend = STAND_IN
     tolerance = 0.05
@@ -100,7 +99,7 @@ class TestOnTheGpuWithCropReadyShards(TestOnTheGpu):
 def _place(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Where the pipeline runs: on the CPU with stand-ins, or on a GPU."""
     if request.param == "cpu":
-        return {"backend": STAND_IN}
+        return {"backend": INTERPRETED}
     return {"backend": "torchvision", "device": request.param}
 
 
@@ -138,7 +137,7 @@ def test_pixels_are_those_of_the_host_path_bit_for_bit(tmp_path: Path, shards: b
     folder = write_varied_folder(tmp_path / "varied")
     data = crop_ready(folder) if shards else folder
     for transform in (TRAIN, (fastdata.Resize(56), fastdata.CenterCrop((48, 40)))):
-        with open_pipeline(data, transform=transform) as loader:
+        with open_pipeline(data, transform=transform, backend=INTERPRETED) as loader:
             ids, images = epoch(loader)
         expected_ids, expected = same_on_the_host(folder, transform=transform)
         assert ids == expected_ids

@@ -7,8 +7,6 @@ imports Triton, so nothing may import it before a GPU is asked for.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -33,9 +31,7 @@ _WEIGHT_ONE = tl.constexpr(4194304.0)
 
 
 @triton.jit
-def weights_kernel(
-    pictures: Any, begins: Any, weights: Any, fields: Any, height: Any, width: Any, block: tl.constexpr
-) -> None:
+def weights_kernel(pictures, begins, weights, fields, height, width, block: tl.constexpr):
     """Fill in each output row's and column's first source pixel and its weights. Grid: (blocks of outputs, 2 axes, n).
 
     `weights` holds for each axis of each picture (taps, size) int32 from its table offset on; `begins` is
@@ -81,26 +77,26 @@ def weights_kernel(
 
 @triton.jit
 def resize_kernel(
-    pictures: Any,
-    begins: Any,
-    weights: Any,
-    out: Any,
-    fields: Any,
-    height: Any,
-    width: Any,
-    out_picture: Any,
-    out_row: Any,
-    out_column: Any,
-    out_channel: Any,
-    scale_0: Any,
-    scale_1: Any,
-    scale_2: Any,
-    shift_0: Any,
-    shift_1: Any,
-    shift_2: Any,
+    pictures,
+    begins,
+    weights,
+    out,
+    fields,
+    height,
+    width,
+    out_picture,
+    out_row,
+    out_column,
+    out_channel,
+    scale_0,
+    scale_1,
+    scale_2,
+    shift_0,
+    shift_1,
+    shift_2,
     normalize: tl.constexpr,
     block: tl.constexpr,
-) -> None:
+):
     """Crop, resize, turn, mirror and (`normalize`) normalise. Grid: (blocks of output pixels, n).
 
     One pass over each output pixel's sources does what two passes with 8-bit pixels between them do: the inner sum is
