@@ -239,7 +239,10 @@ class DaliPipeline(Pipeline):
         labels = None
         if self.source.labels is not None:
             found: NDArray[Any] = np.ascontiguousarray(self.source.labels[feed.step.positions[feed.kept]])
-            labels = torch.from_numpy(found).to(self.spec.device)
+            labels = torch.from_numpy(found)
+            if self.spec.device != "cpu":
+                # From pageable memory the copy would wait for everything that the caller has queued on its stream.
+                labels = labels.pin_memory().to(self.spec.device, non_blocking=True)
         return Batch(pictures, labels, torch.from_numpy(np.ascontiguousarray(ids)))
 
     def _retire(self, feed: Feed) -> None:
