@@ -17,6 +17,7 @@ from fastdata.spread import median_interval, spread_percent
 
 METERS = (
     "cpu_percent",
+    "other_cpu_percent",
     "peak_memory_mb",
     "disk_read_mb",
     "gpu_util_percent",

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Buffer, bytes_at, compiled, inlined, integer, locate
+from fastdata._native import Buffer, Pointer, byte_pointer, compiled, helper, inlined, integer, locate, long_pointer
 
 MAX_PIXELS: Final = 178_956_970
 """Pillow's limit of what it opens without an error; larger pictures are refused by every backend."""
@@ -93,7 +93,7 @@ HEADER_FIELDS: Final = len(_NAMES)
 def read_header(data: Buffer) -> JpegHeader:
     """Read the header of one file. Never raises for what the bytes hold: see `JpegHeader.refusal`."""
     row = np.empty(HEADER_FIELDS, np.int64)
-    parse_header(np.frombuffer(data, np.uint8), row)
+    _read_header(np.frombuffer(data, np.uint8), row)
     return JpegHeader(*row.tolist())
 
 
@@ -200,12 +200,12 @@ class JpegHeader:
 
 
 @inlined
-def _u16(data: NDArray[np.uint8], at: int) -> int:
+def _u16(data: Pointer, at: int) -> int:
     return (integer(data[at]) << 8) | integer(data[at + 1])
 
 
 @inlined
-def _tiff(data: NDArray[np.uint8], at: int, count: int, big: bool) -> int:
+def _tiff(data: Pointer, at: int, count: int, big: bool) -> int:
     """Read a `count`-byte unsigned integer of a TIFF structure."""
     value = 0
     for i in range(count):
@@ -214,7 +214,7 @@ def _tiff(data: NDArray[np.uint8], at: int, count: int, big: bool) -> int:
 
 
 @inlined
-def _orientation(data: NDArray[np.uint8], start: int, end: int) -> int:
+def _orientation(data: Pointer, start: int, end: int) -> int:
     """Return the orientation that the TIFF structure in ``data[start:end]`` gives, 1 where it gives none."""
     if end - start < 14:
         return 1
@@ -240,7 +240,7 @@ def _orientation(data: NDArray[np.uint8], start: int, end: int) -> int:
 
 
 @inlined
-def _frame(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+def _frame(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read a SOFn segment whose marker is at `at`; return whether it is well-formed."""
     if length < 8:
         return False
@@ -269,7 +269,7 @@ def _frame(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]
 
 
 @inlined
-def _has(data: NDArray[np.uint8], at: int, end: int, text: bytes) -> bool:
+def _has(data: Pointer, at: int, end: int, text: bytes) -> bool:
     if at + len(text) > end:
         return False
     for i in range(len(text)):
@@ -279,7 +279,7 @@ def _has(data: NDArray[np.uint8], at: int, end: int, text: bytes) -> bool:
 
 
 @inlined
-def _application(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64], exif_seen: bool) -> bool:
+def _application(data: Pointer, at: int, length: int, row: Pointer, exif_seen: bool) -> bool:
     """Read an APPn segment whose marker is at `at`; return whether an Exif segment has been seen by now."""
     marker, start, end = data[at + 1], at + 4, at + 2 + length
     if marker == 0xE0 and _has(data, start, end, b"JFIF\x00"):
@@ -295,7 +295,7 @@ def _application(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.
 
 
 @inlined
-def _note_table_part(at: int, end: int, row: NDArray[np.int64]) -> None:
+def _note_table_part(at: int, end: int, row: Pointer) -> None:
     """Extend the segment table by the part at `at`; a table in two places is none (-1)."""
     if row[_TABLE_OFFSET] == 0:
         row[_TABLE_OFFSET] = at
@@ -305,7 +305,7 @@ def _note_table_part(at: int, end: int, row: NDArray[np.int64]) -> None:
 
 
 @inlined
-def _scan(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+def _scan(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read the SOS segment whose marker is at `at`; return whether it is well-formed and has its frame."""
     if row[_SOF_OFFSET] == 0 or length < 8 or length != 6 + 2 * integer(data[at + 4]):
         return False
@@ -315,7 +315,7 @@ def _scan(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64])
 
 
 @inlined
-def _segment(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+def _segment(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read the segment at `at`, other than APPn; return whether it is well-formed."""
     marker = data[at + 1]
     if marker == 0xDA:
@@ -335,9 +335,8 @@ def _has_length(marker: int) -> bool:
 
 
 @inlined
-def _markers(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
+def _markers(data: Pointer, size: int, row: Pointer) -> int:
     """Follow the markers up to the first scan, filling `row`; return TAKEN, NOT_A_JPEG, DAMAGED or UNUSUAL."""
-    size = integer(data.size)
     if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
         return NOT_A_JPEG
     at, exif_seen = 2, False
@@ -361,9 +360,9 @@ def _markers(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
 
 
 @inlined
-def _end_offset(data: NDArray[np.uint8], start: int) -> int:
+def _end_offset(data: Pointer, size: int, start: int) -> int:
     """Return where the last end-of-image marker lies, or -1 where none does near the end."""
-    last = integer(data.size) - 2
+    last = size - 2
     for at in range(last, max(start, last - END_SEARCH_BYTES) - 1, -1):
         if data[at] == 0xFF and data[at + 1] == 0xD9:
             return at
@@ -371,7 +370,7 @@ def _end_offset(data: NDArray[np.uint8], start: int) -> int:
 
 
 @inlined
-def _is_rgb(data: NDArray[np.uint8], row: NDArray[np.int64]) -> bool:
+def _is_rgb(data: Pointer, row: Pointer) -> bool:
     """Whether three components hold RGB, by the rule that libjpeg follows."""
     if row[_JFIF]:
         return False
@@ -391,7 +390,7 @@ def _sampling_is_usual(components: int, sampling: int) -> bool:
 
 
 @inlined
-def _refusal(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
+def _refusal(data: Pointer, row: Pointer) -> int:
     """Return the first reason why fast decoders must not take the file whose markers were followed into `row`."""
     lossless_or_arithmetic = row[_PROCESS] > 2
     if row[_PRECISION] != 8:
@@ -413,20 +412,27 @@ def _refusal(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
     return TAKEN
 
 
-@compiled
-def parse_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
-    """Fill the (fields,) `row` of `HEADER_DTYPE` with the header of one file. For kernels."""
-    row[:] = 0
+@helper
+def parse_header(data: Pointer, size: int, row: Pointer) -> None:
+    """Fill `row` with the header of one file of `size` bytes, as `HEADER_DTYPE` says. For kernels."""
+    for i in range(HEADER_FIELDS):
+        row[i] = 0
     row[_ORIENTATION], row[_ADOBE], row[_END_OFFSET] = 1, -1, -1
-    row[_REFUSAL] = _markers(data, row)
+    row[_REFUSAL] = _markers(data, size, row)
     if row[_REFUSAL] != TAKEN:
         return
     row[_TABLE_OFFSET] = max(row[_TABLE_OFFSET], 0)
-    row[_END_OFFSET] = _end_offset(data, row[_SCAN_OFFSET])
+    row[_END_OFFSET] = _end_offset(data, size, row[_SCAN_OFFSET])
     row[_REFUSAL] = _refusal(data, row)
+
+
+@compiled
+def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
+    parse_header(byte_pointer(data.ctypes.data), integer(data.size), long_pointer(row.ctypes.data))
 
 
 @compiled
 def _read_headers(addresses: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     for i in range(len(addresses)):
-        parse_header(bytes_at(addresses[i], lengths[i]), rows[i])
+        row = long_pointer(rows.ctypes.data + 8 * HEADER_FIELDS * i)
+        parse_header(byte_pointer(addresses[i]), lengths[i], row)

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata._native import (
+    Pointer,
     byte_pointer,
     compiled,
     count_leading_zeros,
+    helper,
     inlined,
     integer,
     long_pointer,
@@ -38,8 +40,6 @@ MAX_DC_BITS: Final = 11
 """Largest category of a DC difference in 8-bit pictures (T.81, table F.1)."""
 
 
-Pointer = Any
-"""A pointer inside a kernel: indexes like an array."""
 Pointers = Any
 """Pointers to look-ups, limits and symbols."""
 
@@ -93,7 +93,7 @@ def pointers(look: NDArray[np.uint16], limits: NDArray[np.int64], values: NDArra
     return short_pointer(look.ctypes.data), long_pointer(limits.ctypes.data), byte_pointer(values.ctypes.data)
 
 
-@compiled
+@helper
 def fill_slowly(
     source: Pointer, size_bytes: int, at: int, buffer: int, bits: int, beyond: int
 ) -> tuple[int, int, int, int]:
@@ -132,7 +132,7 @@ def fill(source: Pointer, size_bytes: int, at: int, buffer: int, bits: int, beyo
     return fill_slowly(source, size_bytes, at, buffer, bits, beyond)
 
 
-@compiled
+@helper
 def long_code(buffer: int, bits: int, row: int, tables: Pointers) -> int:
     """Return ``length << 8 | symbol`` of a code longer than the look-up, 0 where no code fits."""
     _, limits, values = tables
@@ -157,7 +157,7 @@ def extend(value: int, size: int) -> int:
     return value if size == 0 or value >> (size - 1) else value - (1 << size) + 1
 
 
-@compiled
+@helper
 def after_segment(source: Pointer, size_bytes: int, at: int, bits: int, beyond: int) -> int:
     """Return the place of the marker byte that ends entropy-coded data, -1 where data are missing or left over."""
     if bits < beyond or bits - beyond >= 8 or at >= size_bytes or source[at] != 0xFF:
@@ -167,7 +167,7 @@ def after_segment(source: Pointer, size_bytes: int, at: int, bits: int, beyond: 
     return at + 1 if at + 1 < size_bytes and source[at + 1] != 0 else -1
 
 
-@compiled
+@helper
 def after_restart(source: Pointer, size_bytes: int, at: int, bits: int, beyond: int, number: int) -> int:
     """Return the place after restart marker `number`, which has to come next; -1 where it does not."""
     at = after_segment(source, size_bytes, at, bits, beyond)
@@ -270,7 +270,7 @@ def decode_scan(
     return after_segment(source, size_bytes, at, bits, beyond), token
 
 
-@compiled
+@helper
 def _depths(weights: NDArray[np.int64], of_length: NDArray[np.int64]) -> None:
     """Count the leaves at each depth of the Huffman tree over ascending `weights`."""
     leaves = len(weights)

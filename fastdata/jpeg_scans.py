@@ -10,10 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import byte_pointer, compiled, inlined, integer, signed_short_pointer
+from fastdata._native import Pointer, byte_pointer, compiled, inlined, integer, signed_short_pointer
 from fastdata.jpeg_entropy import (
     MAX_DC_BITS,
-    Pointer,
     after_restart,
     after_segment,
     bit_size,

@@ -34,6 +34,8 @@ REQUIRED_ROW_FIELDS = frozenset(
         "cache",
     }
 )
+DISTURBED_SHARE = 0.05
+"""Share of the available cores from which on other processes are named as a disturbance."""
 METHOD = (
     "A fresh process for each repeat of each row; repeats of all rows take turns, forwards and backwards.",
     "The clock starts once everything that was made ahead during start-up has been dropped, and stops when the last"
@@ -136,6 +138,9 @@ def collect_notes(document: Document) -> list[str]:
                     notes[reason].append(field)
         if row.get("cache_note"):
             notes.setdefault(f"{row['cache_note']} ({name})", ["cache"])
+        other = row.get("other_cpu_percent")
+        if other is not None and other > DISTURBED_SHARE * 100 * row["cpu_cores_available"]:
+            notes.setdefault(f"other processes used {other:,.0f} % CPU meanwhile: too low a figure ({name})", ["img/s"])
         if row["skipped"]:
             notes.setdefault(f"{row['skipped']} samples skipped ({name})", ["skipped"])
         for why, count in row.get("fallbacks", {}).items():

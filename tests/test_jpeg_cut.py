@@ -8,7 +8,7 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fastdata import jpeg, jpeg_cut, transcode
 from tests.jpeg_files import SAMPLINGS, baseline, decoded, with_pillow
@@ -122,21 +122,6 @@ def test_cuts_carry_no_segment_table_and_keep_their_orientation() -> None:
     small, _ = jpeg_cut.cut(ready, (10, 10, 50, 50))
     header = jpeg.read_header(small)
     assert (header.crop_ready, header.orientation, header.refusal) == (False, 8, jpeg.TAKEN)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_windows_of_the_upright_picture_are_mapped_to_the_stored_one(orientation: int) -> None:
-    stored = np.arange(7 * 5 * 3, dtype=np.uint8).reshape(7, 5, 3)
-    picture = Image.fromarray(stored)
-    picture.getexif()[0x0112] = orientation
-    upright = np.asarray(ImageOps.exif_transpose(picture))
-    top, left, height, width = 1, 2, 3, 2
-    y, x, h, w = jpeg_cut.stored_window((top, left, height, width), orientation, 7, 5)
-    part = Image.fromarray(stored[y : y + h, x : x + w])
-    part.getexif()[0x0112] = orientation
-    np.testing.assert_array_equal(
-        np.asarray(ImageOps.exif_transpose(part)), upright[top : top + height, left : left + width]
-    )
 
 
 def test_a_batch_holds_the_same_cuts_and_its_padding_is_zero() -> None:

@@ -193,6 +193,10 @@ def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path 
         status.update("measuring")
         tasks = [with_best_settings(task, job, progress) for task in tasks]
         outcome = run_benchmark(tasks, repeats, job, progress)
+    kinds = {source["data"]: source["kind"] for source in dataset["sources"]}
+    for row in outcome.rows:
+        if row["mode"] != "synthetic":
+            row["source"] = kinds[row["data"]]  # a baseline knows folder and shards only
     if job.rank == 0:
         document = make_document(
             outcome.rows,
