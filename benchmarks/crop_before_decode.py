@@ -23,7 +23,7 @@ from fastdata import jpeg, jpeg_cut, transcode
 from fastdata._native import locate
 
 CHUNK = 16
-"""Files cut in one call: few enough for the processor's cache to hold them between planning and writing."""
+"""Files that a host loader's thread cuts in one call."""
 Window = tuple[int, int, int, int]
 
 
@@ -97,21 +97,16 @@ def _decoder(files: list[bytes]) -> Callable[[], object]:
 def rows_of_steps(originals: list[bytes], ready: list[bytes], windows: list[Window], repeats: int) -> None:
     """Print the time of each step."""
     views = [memoryview(one) for one in ready]
-    chunks = [
-        (
-            views[i : i + CHUNK],
-            np.array(windows[i : i + CHUNK]),
-            np.empty(sum(map(len, ready[i : i + CHUNK])), np.uint8),
-        )
-        for i in range(0, len(views), CHUNK)
-    ]
-    scratch: NDArray[np.uint8] = np.empty(max(map(len, ready)), np.uint8)
+    chunks = [(views[i : i + CHUNK], np.array(windows[i : i + CHUNK])) for i in range(0, len(views), CHUNK)]
+    scratch: NDArray[np.uint8] = np.empty(CHUNK * max(map(len, ready)), np.uint8)
     times = measure(
         {
             "addresses (holds the GIL)": lambda: locate(views),
             "addresses and headers, a batch": lambda: jpeg.read_headers(views),
             "header, one file": lambda: [jpeg.read_header(one) for one in views],
-            "header and cut, 16 at a time": lambda: [_cut_chunk(*chunk) for chunk in chunks],
+            "header and cut, 16 at a time": lambda: [
+                jpeg_cut.cut_all(jpeg_cut.locate_files(chunk), places, scratch) for chunk, places in chunks
+            ],
             "header and cut, one file": lambda: [
                 jpeg_cut.cut(one, window, scratch) for one, window in zip(views, windows, strict=True)
             ],
@@ -125,12 +120,6 @@ def rows_of_steps(originals: list[bytes], ready: list[bytes], windows: list[Wind
     print("step                                  us")
     for name, value in times.items():
         print(f"{name:32} {value:9.2f}")
-
-
-def _cut_chunk(views: list[memoryview], windows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-    files = jpeg_cut.locate_files(views)
-    plans = jpeg_cut.plan_cuts(files, windows)
-    jpeg_cut.write_cuts(files, plans, out, np.cumsum(plans["bytes"]) - plans["bytes"])
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ be understood gets a reason, never an exception. Facts are those of ITU-T T.81 (
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -54,9 +53,6 @@ TABLE_MARKER: Final = 0xE9
 TABLE_SIGNATURE: Final = b"fastdata\x00"
 TABLE_PREFIX_BYTES: Final = 12
 """Of each APP9 payload: ``fastdata`` and a zero, the version, the part's number from 0, the number of parts."""
-TABLE_VERSION: Final = 1
-LONG_LENGTH: Final = 255
-"""Marks an entry of the table whose length takes four more bytes."""
 END_SEARCH_BYTES: Final = 65_536
 """How far from the end of the file the end-of-image marker is looked for: junk and second pictures may follow it."""
 
@@ -119,30 +115,6 @@ def fast_decoder_refusal(header: JpegHeader) -> str | None:
     They take 8-bit JPEGs of 1 or 3 components in ordinary form; everything else goes to the PIL reference.
     """
     return REFUSALS[header.refusal] or None
-
-
-def table_segments(lengths: NDArray[np.int64]) -> bytes:
-    """Return the APP9 segments that hold the segment table of a crop-ready file.
-
-    Each length takes one byte, or 255 and four bytes, highest first; parts are cut anywhere in that stream.
-
-    Args:
-        lengths: (segments,) bytes between two restart markers, in file order.
-    """
-    long = lengths >= LONG_LENGTH
-    ends = np.cumsum(np.where(long, 5, 1))
-    stream = np.empty(int(ends[-1]), np.uint8)
-    stream[ends[~long] - 1] = lengths[~long]
-    stream[ends[long] - 5] = LONG_LENGTH
-    for i in range(4):
-        stream[ends[long] - 4 + i] = lengths[long] >> (24 - 8 * i) & 0xFF
-    room = 65_533 - TABLE_PREFIX_BYTES
-    parts = [stream[start : start + room].tobytes() for start in range(0, len(stream), room)]
-    segments = b""
-    for number, part in enumerate(parts):
-        prefix = TABLE_SIGNATURE + bytes([TABLE_VERSION, number, len(parts)])
-        segments += struct.pack(">BBH", 0xFF, TABLE_MARKER, 2 + len(prefix) + len(part)) + prefix + part
-    return segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +185,7 @@ def _tiff(data: Pointer, at: int, count: int, big: bool) -> int:
     return value
 
 
-@inlined
+@helper
 def _orientation(data: Pointer, start: int, end: int) -> int:
     """Return the orientation that the TIFF structure in ``data[start:end]`` gives, 1 where it gives none."""
     if end - start < 14:
@@ -239,7 +211,7 @@ def _orientation(data: Pointer, start: int, end: int) -> int:
     return found if 1 <= found <= 8 else 1
 
 
-@inlined
+@helper
 def _frame(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read a SOFn segment whose marker is at `at`; return whether it is well-formed."""
     if length < 8:
@@ -278,7 +250,7 @@ def _has(data: Pointer, at: int, end: int, text: bytes) -> bool:
     return True
 
 
-@inlined
+@helper
 def _application(data: Pointer, at: int, length: int, row: Pointer, exif_seen: bool) -> bool:
     """Read an APPn segment whose marker is at `at`; return whether an Exif segment has been seen by now."""
     marker, start, end = data[at + 1], at + 4, at + 2 + length
@@ -304,7 +276,7 @@ def _note_table_part(at: int, end: int, row: Pointer) -> None:
     row[_TABLE_END] = end
 
 
-@inlined
+@helper
 def _scan(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read the SOS segment whose marker is at `at`; return whether it is well-formed and has its frame."""
     if row[_SOF_OFFSET] == 0 or length < 8 or length != 6 + 2 * integer(data[at + 4]):
@@ -314,7 +286,7 @@ def _scan(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     return True
 
 
-@inlined
+@helper
 def _segment(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read the segment at `at`, other than APPn; return whether it is well-formed."""
     marker = data[at + 1]
@@ -334,7 +306,7 @@ def _has_length(marker: int) -> bool:
     return marker >= 0xC0 and not (0xD0 <= marker <= 0xD9 or marker == 0xDE or marker == 0xDF)
 
 
-@inlined
+@helper
 def _markers(data: Pointer, size: int, row: Pointer) -> int:
     """Follow the markers up to the first scan, filling `row`; return TAKEN, NOT_A_JPEG, DAMAGED or UNUSUAL."""
     if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
@@ -359,7 +331,7 @@ def _markers(data: Pointer, size: int, row: Pointer) -> int:
     return TAKEN
 
 
-@inlined
+@helper
 def _end_offset(data: Pointer, size: int, start: int) -> int:
     """Return where the last end-of-image marker lies, or -1 where none does near the end."""
     last = size - 2
@@ -369,7 +341,7 @@ def _end_offset(data: Pointer, size: int, start: int) -> int:
     return -1
 
 
-@inlined
+@helper
 def _is_rgb(data: Pointer, row: Pointer) -> bool:
     """Whether three components hold RGB, by the rule that libjpeg follows."""
     if row[_JFIF]:
@@ -389,7 +361,7 @@ def _sampling_is_usual(components: int, sampling: int) -> bool:
     return rest == 0x1111 and luma in (0x11, 0x21, 0x22, 0x12, 0x41, 0x14)
 
 
-@inlined
+@helper
 def _refusal(data: Pointer, row: Pointer) -> int:
     """Return the first reason why fast decoders must not take the file whose markers were followed into `row`."""
     lossless_or_arithmetic = row[_PROCESS] > 2
@@ -434,5 +406,5 @@ def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
 @compiled
 def _read_headers(addresses: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     for i in range(len(addresses)):
-        row = long_pointer(rows.ctypes.data + 8 * HEADER_FIELDS * i)
+        row = long_pointer(integer(rows.ctypes.data) + 8 * HEADER_FIELDS * i)
         parse_header(byte_pointer(addresses[i]), lengths[i], row)
