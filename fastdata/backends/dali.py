@@ -22,7 +22,8 @@ from fastdata.sources import IndexedSource
 from fastdata.spec import DaliOptions, Execution, PipelineSpec
 
 if TYPE_CHECKING:
-    from fastdata.backends._dali_feed import Feed, Feeder
+    from fastdata.backends._dali_feed import Feed
+    from fastdata.backends._dali_feeder import Feeder
     from fastdata.backends._dali_graph import DaliGraph, GraphError
 
 _GPU_DECODE_THREADS = 4
@@ -141,7 +142,7 @@ class DaliPipeline(Pipeline):
         return self._open_lane(plan)
 
     def _open_lane(self, plan: EpochPlan) -> _Lane:
-        from fastdata.backends._dali_feed import Feeder
+        from fastdata.backends._dali_feeder import Feeder
 
         return _Lane(plan, Feeder(self._maker, plan, self.execution.prefetch))
 
