@@ -172,7 +172,7 @@ def test_notes_name_skips_fallbacks_caches_and_failures() -> None:
     )
     notes = "\n".join(collect_notes(document))
     for part in (
-        "77 % CPU meanwhile",
+        "77 to 77 % CPU during 1 of 1 rows",
         "3 samples skipped",
         "CMYK",
         "asked to be cold",
@@ -241,6 +241,7 @@ def test_the_command_measures_and_writes_both_files(tmp_path: Path) -> None:
     [
         (["nowhere"], "nowhere"),
         (["{folder}", "--backend", "pill"], "pil"),
+        (["{folder}", "--backend", "webdataset", "--device", "cpu"], "it reads shards"),
         (["{folder}", "--json", "{folder}/missing/out.json"], "does not exist"),
         (["{folder}", "--backend", "pil", "--device", "cuda:7"], "--device"),
         (["{folder}", "{other}", "--backend", "pil", "--device", "cpu"], "the same samples"),
