@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from fastdata.jpeg_cut import CUT, NOT_READY, Files, plan_cuts, write_cuts
 from fastdata.pipeline import StepPlan
 from fastdata.sources import Encoded, IndexedSource
 from fastdata.spec import PipelineSpec
+from fastdata.threads import WorkerThreads
 
 _ROW_ALIGNMENT = 64
 _PADDING_LIMIT = 3
@@ -116,7 +117,7 @@ class FeedMaker:
         self._spec = spec
         self._reference = SampleLoader(source, spec.recipe, spec.seed, spec.orientation, "pil")
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fastdata-dali-read")
+        self._pool = WorkerThreads(threads, "fastdata-dali-read")
         self._buffers: deque[NDArray[np.uint8]] = deque()
         self._refused: dict[int, str] = {}
 
@@ -158,7 +159,7 @@ class FeedMaker:
 
     def close(self) -> None:
         """End the threads and free the memory. Idempotent."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown()
         self._buffers.clear()
 
     def _read_chunk(self, positions: list[int]) -> ReadSamples:

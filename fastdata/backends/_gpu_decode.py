@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,6 +30,7 @@ from fastdata.errors import BackendUnavailableError, WorkerError
 from fastdata.pipeline import EpochPlan, StepPlan
 from fastdata.sources import IndexedSource
 from fastdata.spec import Execution, PipelineSpec
+from fastdata.threads import WorkerThreads
 
 Decode = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 """Turns JPEGs, (bytes,) uint8 in host memory, into (3, h, w) uint8 RGB as stored, complete on the device on return.
@@ -100,7 +101,7 @@ class GpuDecoder:
         self._source, self._spec, self._execution = source, spec, execution
         self._decode = decode
         self._host = HostStage(source, spec, pin_memory=execution.pin_memory)
-        self._pool = ThreadPoolExecutor(execution.workers, "fastdata-load") if execution.workers else None
+        self._pool = WorkerThreads(execution.workers, "fastdata-load") if execution.workers else None
         self._device = torch.device(spec.device)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._resizing: deque[tuple[Any, Any]] = deque()
@@ -149,7 +150,7 @@ class GpuDecoder:
     def close(self) -> None:
         """End the threads, wait for the device and free the memory. Idempotent."""
         if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool.shutdown()
         self._settle()
         self._host.clear()
 

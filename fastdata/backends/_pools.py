@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 import threading
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing.shared_memory import SharedMemory
@@ -21,6 +21,7 @@ from fastdata.backends._buffers import BufferPool
 from fastdata.backends._samples import ChunkResult, SampleLoader
 from fastdata.errors import UsageError, WorkerError
 from fastdata.sources.streamed import HeldSamples
+from fastdata.threads import WorkerThreads
 
 _WAIT_FOR_WORKERS_S = 5.0
 
@@ -129,18 +130,18 @@ class ThreadPool(CallerPool):
     name = "threads"
 
     def __init__(self, loader: SampleLoader, buffers: BufferPool, workers: int) -> None:
-        """Start no thread yet: the executor does when work comes."""
+        """Start no thread yet; they come with the first chunk."""
         super().__init__(loader, buffers)
         self.workers = workers
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="fastdata-load")
+        self._threads = WorkerThreads(workers, "fastdata-load")
 
     def submit(self, chunk: Chunk, slot: Slot) -> Future[ChunkResult]:
         """Load on the next free thread."""
-        return self._executor.submit(chunk.load, self._loader, slot.array)
+        return self._threads.submit(chunk.load, self._loader, slot.array)
 
     def close(self) -> None:
         """Cancel what has not begun, wait for what has (milliseconds), and end the threads."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown()
         super().close()
 
 
