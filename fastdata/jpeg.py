@@ -340,7 +340,7 @@ def _markers(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
     size = integer(data.size)
     if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
         return NOT_A_JPEG
-    at, exif_seen = 2, False
+    at, exif_seen = integer(2), False  # a literal would be a type of its own: every helper compiled twice
     while row[_SCAN_OFFSET] == 0:
         if at + 4 > size:
             return DAMAGED
