@@ -191,9 +191,7 @@ def _owned(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return image if image.flags.carray else np.array(image, order="C")
 
 
-def _refusal(
-    image: NDArray[np.uint8], origin: tuple[int, int], plan: list[int], out: NDArray[np.uint8]
-) -> UsageError:
+def _refusal(image: NDArray[np.uint8], origin: tuple[int, int], plan: list[int], out: NDArray[np.uint8]) -> UsageError:
     """Return what `resample_planned` finds wrong with its arguments."""
     shapes = (("image", image, image.shape[-3:]), ("out", out, (*out.shape[:1], plan[4], plan[_AXIS_FIELDS + 4], 3)))
     for name, array, wanted in shapes:

@@ -67,7 +67,7 @@ def test_fast_decoding_keeps_the_window_in_every_orientation(
 ) -> None:
     data = folder if backend == "pil" else shards["original"]
     difference = (load(data, backend, "fast") - load(data, backend)).abs().mean(dim=(1, 2, 3))
-    assert 0 < difference.max() < 1.2
+    assert 0 < difference.max() < 1.7
     assert (difference > 0).sum() >= 12  # nearly all windows are large enough to be reduced
 
 
@@ -93,7 +93,7 @@ def test_fast_decoding_of_an_evaluation_recipe_keeps_the_window(shards: dict[str
     difference = load(shards["crop-ready"], "webdataset", "fast", transform) - load(
         shards["crop-ready"], "webdataset", "exact", transform
     )
-    assert 0 < difference.abs().mean(dim=(1, 2, 3)).max() < 1.2
+    assert 0 < difference.abs().mean(dim=(1, 2, 3)).max() < 1.7
 
 
 def test_torchvision_refuses_fast_decoding_by_name(folder: Path) -> None:
