@@ -2,7 +2,9 @@
 
 FOLDER holds photographs in class folders. Every side delivers uint8 batches of a random resized crop, in a fresh
 process for each round; the rounds of all sides take turns, forwards and backwards. One epoch warms up (page cache,
-kernels, workers), then whole epochs are counted, their ends included. Figures are medians with the least and the most.
+kernels, workers), then whole epochs are counted, their ends included. Figures are medians with the least and the most. "CPU" is that of
+a side's whole process tree, which a busy machine changes less than the speed; "held" is how long a thread of fastdata
+keeps the interpreter for one image.
 """
 
 from __future__ import annotations
@@ -161,17 +163,27 @@ def measure(kind: str, data: str, workers: int, epochs: int, decode: str) -> dic
     if epochs:
         for _ in batches:
             pass
-        count, started = 0, time.perf_counter()
+        count, cpu_s, started = 0, tree_cpu_s(), time.perf_counter()
         for _ in range(epochs):
             for images, _ in loader:
                 count += len(images)
         elapsed_s = time.perf_counter() - started
-        figures |= {"images": count, "images_per_s": count / elapsed_s}
+        cpu_us = (tree_cpu_s() - cpu_s) / count * 1e6
+        figures |= {"images": count, "images_per_s": count / elapsed_s, "cpu_us_per_image": cpu_us}
     if hasattr(loader, "report"):
         details = loader.report().details
         figures["details"] = details
         loader.close()
     return figures
+
+
+def tree_cpu_s() -> float:
+    """Return the CPU seconds of this process and its workers so far."""
+    import psutil
+
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(part.user + part.system for part in times)
 
 
 def write_ffcv(folder: str, out: str, workers: int) -> None:
@@ -258,6 +270,7 @@ def row_of(side: Side, runs: list[dict[str, Any]]) -> dict[str, Any]:
         return {**row, "error": failed[0]}
     speeds = [found["images_per_s"] for found in runs]
     row |= {"images_per_s": statistics.median(speeds), "least": min(speeds), "most": max(speeds)}
+    row["cpu_us_per_image"] = statistics.median(found["cpu_us_per_image"] for found in runs)
     held = [found["details"]["python_us_per_image"] for found in runs if "details" in found]
     return row | ({"python_us_per_image": statistics.median(held)} if held else {})
 
@@ -280,7 +293,7 @@ def show(document: dict[str, Any]) -> None:
     """Print the table, each side with its ratio to the plain loaders and FFCV."""
     rows = document["rows"]
     bases = {row["loader"]: row["images_per_s"] for row in rows[:3] if "images_per_s" in row}
-    print(f"{'loader':36}{'data':12}{'decode':8}{'images/s':>9}{'least-most':>14}  held us  ratios: {list(bases)}")
+    print(f"{'loader':36}{'data':12}{'decode':8}{'images/s':>9}{'least-most':>14} CPU us  held us  ratios: {list(bases)}")
     for row in rows:
         head = f"{row['loader']:36}{row['data']:12}{row['options']['decode']:8}"
         if "error" in row:
@@ -288,7 +301,7 @@ def show(document: dict[str, Any]) -> None:
             continue
         ratios = "  ".join(f"{row['images_per_s'] / base:.2f}" for base in bases.values())
         held = f"{row['python_us_per_image']:9.1f}" if "python_us_per_image" in row else " " * 9
-        print(f"{head}{row['images_per_s']:9,.0f}{row['least']:7,.0f}-{row['most']:<6,.0f}{held}  {ratios}")
+        print(f"{head}{row['images_per_s']:9,.0f}{row['least']:7,.0f}-{row['most']:<6,.0f}{row['cpu_us_per_image']:7,.0f}{held}  {ratios}")
     for row in document["first_batches"]:
         said = row.get("error") or f"{row['first_batch_s']:.2f} s ({row['process_s']:.2f} s with the process's start)"
         print(f"first batch, {row['loader']} on {row['data']}, {row['compile_cache']} compile cache: {said}")
