@@ -246,7 +246,11 @@ def run(arguments: list[str], *, path: str = "", cache: str = "") -> dict[str, A
 
 def compare(arguments: argparse.Namespace, places: dict[str, str]) -> list[dict[str, Any]]:
     """Run all sides in turn."""
-    sides = [side for side in SIDES if not arguments.only or any(word in f"{side.name}, {side.data}" for word in arguments.only)]
+    sides = [
+        side
+        for side in SIDES
+        if not arguments.only or any(word in f"{side.name}, {side.data}" for word in arguments.only)
+    ]
     runs: dict[Side, list[dict[str, Any]]] = {side: [] for side in sides}
     for number in range(arguments.rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
@@ -293,7 +297,9 @@ def show(document: dict[str, Any]) -> None:
     """Print the table, each side with its ratio to the plain loaders and FFCV."""
     rows = document["rows"]
     bases = {row["loader"]: row["images_per_s"] for row in rows[:3] if "images_per_s" in row}
-    print(f"{'loader':36}{'data':12}{'decode':8}{'images/s':>9}{'least-most':>14} CPU us  held us  ratios: {list(bases)}")
+    print(
+        f"{'loader':36}{'data':12}{'decode':8}{'images/s':>9}{'least-most':>14} CPU us  held us  ratios: {list(bases)}"
+    )
     for row in rows:
         head = f"{row['loader']:36}{row['data']:12}{row['options']['decode']:8}"
         if "error" in row:
@@ -301,7 +307,9 @@ def show(document: dict[str, Any]) -> None:
             continue
         ratios = "  ".join(f"{row['images_per_s'] / base:.2f}" for base in bases.values())
         held = f"{row['python_us_per_image']:9.1f}" if "python_us_per_image" in row else " " * 9
-        print(f"{head}{row['images_per_s']:9,.0f}{row['least']:7,.0f}-{row['most']:<6,.0f}{row['cpu_us_per_image']:7,.0f}{held}  {ratios}")
+        print(
+            f"{head}{row['images_per_s']:9,.0f}{row['least']:7,.0f}-{row['most']:<6,.0f}{row['cpu_us_per_image']:7,.0f}{held}  {ratios}"
+        )
     for row in document["first_batches"]:
         said = row.get("error") or f"{row['first_batch_s']:.2f} s ({row['process_s']:.2f} s with the process's start)"
         print(f"first batch, {row['loader']} on {row['data']}, {row['compile_cache']} compile cache: {said}")

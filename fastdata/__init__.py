@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from fastdata.batch import Batch, Report, Skipped
     from fastdata.errors import FastDataError
     from fastdata.pipeline import Pipeline
-    from fastdata.spec import BlockShuffle, BufferShuffle, DaliOptions, HostOptions, Skip, WebDatasetOptions
+    from fastdata.spec import (
+        BlockShuffle,
+        BufferShuffle,
+        DaliOptions,
+        HostOptions,
+        Skip,
+        TorchvisionOptions,
+        WebDatasetOptions,
+    )
     from fastdata.transforms import (
         CenterCrop,
         ColorJitter,
@@ -48,6 +56,7 @@ _HOMES = {
     "Resize": "transforms",
     "Skip": "spec",
     "Skipped": "batch",
+    "TorchvisionOptions": "spec",
     "WebDatasetOptions": "spec",
     "imagenet_eval": "transforms",
     "imagenet_train": "transforms",
@@ -73,6 +82,7 @@ __all__ = [
     "Resize",
     "Skip",
     "Skipped",
+    "TorchvisionOptions",
     "WebDatasetOptions",
     "imagenet_eval",
     "imagenet_train",

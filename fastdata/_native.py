@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 Function = TypeVar("Function", bound=Callable[..., Any])
 Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 """Contiguous bytes."""
+Pointer = Any
+"""A pointer inside a kernel: indexes like an array."""
 
 
 def compiled(function: Function) -> Function:
@@ -26,7 +28,17 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(nogil=True, cache=True)(function))
 
 
+def helper(function: Function) -> Function:
+    """Like `compiled`, for functions that only kernels call.
+
+    They become part of those kernels, on disk too, so nothing is made to call them from Python: that would take as long
+    to compile again.
+    """
+    return cast(Function, numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
 def inlined(function: Function) -> Function:
+<<<<<<< HEAD
     """Like `compiled`, for small helpers that LLVM should always inline into the kernels that call them.
 
     They cannot be called from Python: without the wrappers for that, and without files of their own in the cache,
@@ -34,6 +46,11 @@ def inlined(function: Function) -> Function:
     """
     helper = numba.njit(nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
     return cast(Function, helper(function))
+=======
+    """Like `helper`, always inlined."""
+    wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(Function, numba.njit(nogil=True, forceinline=True, **wrappers)(function))
+>>>>>>> main
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:
@@ -45,7 +62,10 @@ def _pointer_to(item: Any) -> Any:
     """Return an intrinsic that turns an int64 address into a pointer to `item`, which indexes like an array.
 
     Helpers of kernels take pointers rather than arrays: numba counts references of an array at each call, with atomic
-    instructions that made the entropy decoder four times as slow.
+    instructions that made the entropy decoder four times as slow, and compiles each helper for every kind of array.
+
+    A pointer keeps nothing alive, and numba frees an array after its last mention: take pointers of a kernel's own
+    arguments alone, never of an array that it made.
     """
 
     @_intrinsic

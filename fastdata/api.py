@@ -134,7 +134,7 @@ def open_pipeline(
         pin_memory=on_gpu if pin_memory is None else pin_memory,
         options=options,
     )
-    source = backend_class.open_source(data, labels, options)
+    source = backend_class.open_source(data, labels, options, skip_damaged=spec.skip is not None)
     try:
         return backend_class(source, spec, execution)
     except BaseException:

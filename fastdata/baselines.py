@@ -7,7 +7,7 @@ normalised images (uint8 without normalisation), channels_last, on the task's de
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,7 @@ def image_folder(task: Task) -> Loader:
         sampler=sampler,
         num_workers=workers,
         pin_memory=task.device != "cpu",
+        drop_last=task.drops_last,
         persistent_workers=workers > 0,
         prefetch_factor=task.prefetch if workers else None,
     )
@@ -98,7 +99,7 @@ def plain_webdataset(task: Task) -> Loader:
         .decode("pil")
         .to_tuple("jpg;jpeg;png;webp", "cls")
         .map_tuple(_picture_transform(task), _identity)
-        .batched(task.batch_size, partial=True)
+        .batched(task.batch_size, partial=not task.drops_last)
     )
     loader = webdataset.WebLoader(
         dataset,
@@ -121,7 +122,7 @@ def plain_dali(task: Task) -> Loader:
     import torch
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-    settings = {"threads": _workers(task), "hw_decoder_load": HW_DECODER_LOADS[0], **task.options}
+    settings = {"threads": _workers(task), "hw_decoder_load": HW_DECODER_LOADS[0], "queue": 2, **task.options}
     pipeline = _dali_pipeline(task, settings)
     pipeline.build()
     iterator = DALIGenericIterator(
@@ -135,7 +136,7 @@ def plain_dali(task: Task) -> Loader:
     order = "shuffled once, then a buffer" if source == "folder" else "a buffer of 1024"
     return Loader(
         _DaliBatches(iterator, torch.device(task.device), getattr(torch, task.dtype)),
-        ready_batches=task.prefetch + 1,
+        ready_batches=settings["queue"] + 1,
         close=iterator.reset,
         facts=_facts(source, order, pipeline.epoch_size("reader"), settings["threads"], task.prefetch)
         | {"options": settings},
@@ -148,7 +149,7 @@ def dali_settings(task: Task) -> list[dict[str, Any]]:
     threads = sorted({max(1, cores // 4), max(1, cores // 2), cores})
     if task.device == "cpu":
         return [{"threads": count} for count in threads]
-    return [{"threads": count, "hw_decoder_load": load} for count in threads for load in HW_DECODER_LOADS]
+    return [{"threads": count, "hw_decoder_load": load, "queue": 3} for count in threads for load in HW_DECODER_LOADS]
 
 
 def baseline_tasks(template: Task) -> tuple[list[Task], list[dict[str, str]]]:
@@ -174,17 +175,33 @@ def baseline_tasks(template: Task) -> tuple[list[Task], list[dict[str, str]]]:
     return tasks, left_out
 
 
-def with_best_settings(task: Task, job: Job, progress: Progress) -> Task:
-    """Return the task with the best settings of a short sweep where its baseline has any, else the task itself.
+def with_best_settings(
+    tasks: Sequence[Task], job: Job, progress: Progress
+) -> tuple[list[Task], dict[str, list[dict[str, Any]]]]:
+    """Give the tasks of "plain DALI" the best settings of a short sweep on the same data; others stay as they are.
 
     Args:
-        task: Any task; only "plain DALI" has settings to choose. A training row takes what is best for loading
-            alone.
+        tasks: Any tasks. A training row takes what is best for loading alone.
         job: The ranks that measure together.
         progress: Told of every measurement.
+
+    Returns:
+        The tasks, and what each sweep measured, by data.
     """
-    if task.loader != "fastdata.baselines:plain_dali":
-        return task
+    sweeps: dict[str, list[dict[str, Any]]] = {}
+    chosen = []
+    for task in tasks:
+        if task.loader == "fastdata.baselines:plain_dali":
+            if task.data not in sweeps:
+                sweeps[task.data] = _sweep(task, job, progress)
+            if sweeps[task.data]:  # otherwise all settings failed, and the row will tell why
+                best = max(sweeps[task.data], key=lambda trial: float(trial["images_per_s"]))
+                task = dataclasses.replace(task, options={k: v for k, v in best.items() if k != "images_per_s"})
+        chosen.append(task)
+    return chosen, sweeps
+
+
+def _sweep(task: Task, job: Job, progress: Progress) -> list[dict[str, Any]]:
     sweep: list[dict[str, Any]] = []
     candidates = dali_settings(task)
     for number, settings in enumerate(candidates):
@@ -192,16 +209,13 @@ def with_best_settings(task: Task, job: Job, progress: Progress) -> Task:
             task, mode="loader", options=settings, cache="warm", seconds=min(task.seconds, 2.0), warmup_s=1.0
         )
         try:
-            rate = merge_ranks(job.measure(trial, f"sweep/{task.mode}/{task.data}/{number}"))["images_per_s"]
+            rate = merge_ranks(job.measure(trial, f"sweep/{task.data}/{number}"))["images_per_s"]
         except MeasureError as exc:
             progress(number + 1, len(candidates), trial, f"settings {settings} failed: {exc.found}")
             continue
         sweep.append({**settings, "images_per_s": rate})
         progress(number + 1, len(candidates), trial, f"settings {settings}: {rate:,.0f} img/s")
-    if not sweep:
-        return task  # its row will fail with the reason
-    best = max(sweep, key=lambda trial: float(trial["images_per_s"]))
-    return dataclasses.replace(task, options={key: value for key, value in best.items() if key != "images_per_s"})
+    return sweep
 
 
 def _dali_pipeline(task: Task, settings: dict[str, Any]) -> Any:
@@ -215,7 +229,8 @@ def _dali_pipeline(task: Task, settings: dict[str, Any]) -> Any:
         batch_size=task.batch_size,
         num_threads=settings["threads"],
         device_id=int(task.device.partition(":")[2] or 0) if on_gpu else None,
-        prefetch_queue_depth=task.prefetch,
+        prefetch_queue_depth=settings["queue"],
+        exec_dynamic=True,  # the executor that its documentation recommends, and the default of DALI 2
         seed=0,
     )
     def graph() -> Any:
@@ -254,7 +269,7 @@ def _dali_pipeline(task: Task, settings: dict[str, Any]) -> Any:
             std=[255 * value for value in IMAGENET_STD] if floating else [1.0],
             mirror=fn.random.coin_flip(probability=0.5),
         )
-        return images, labels
+        return images, labels.gpu() if on_gpu else labels
 
     return graph()
 

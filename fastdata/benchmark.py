@@ -17,6 +17,7 @@ from fastdata.spread import median_interval, spread_percent
 
 METERS = (
     "cpu_percent",
+    "other_cpu_percent",
     "peak_memory_mb",
     "disk_read_mb",
     "gpu_util_percent",
@@ -138,6 +139,7 @@ def make_row(task: Task, runs: Sequence[dict[str, Any]]) -> Row:
         "dtype": task.dtype,
         "workers": facts.get("workers"),
         "prefetch": facts.get("prefetch"),
+        "last_batch": "dropped where partial" if task.drops_last else "delivered as it is",
         "options": task.options or facts.get("options") or {},
         "world_size": len(last.get("ranks", [last])),
         "training": runs[0]["training"],

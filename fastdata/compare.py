@@ -12,7 +12,7 @@ from fastdata.spread import ratio_interval
 if TYPE_CHECKING:
     from rich.console import Console
 
-Verdict = Literal["faster", "slower", "same within the spread", "one repeat: cannot tell"]
+Verdict = Literal["faster", "slower", "same within the spread", "unknown: one repeat"]
 
 SAME_ROW = (
     "backend",
@@ -97,11 +97,12 @@ def compare(before: Document, after: Document) -> Comparison:
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print the changes as a table."""
+    from rich import box
     from rich.table import Table
 
-    table = Table("row", "mode", header_style="bold")
-    for heading in ("before img/s", "after img/s", "change", "95 % interval"):
-        table.add_column(heading, justify="right")
+    table = Table("row", "mode", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("img/s before", "after", "change", "95 % interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict")
     colors = {"faster": "green", "slower": "red"}
     for change in comparison.changes:
@@ -125,7 +126,7 @@ def _change(old: dict[str, Any], new: dict[str, Any]) -> Change:
     interval = ratio_interval(old["images_per_s_runs"], new["images_per_s_runs"])
     verdict: Verdict
     if interval is None:
-        verdict = "one repeat: cannot tell"
+        verdict = "unknown: one repeat"
     elif interval[0] > 1:
         verdict = "faster"
     elif interval[1] < 1:

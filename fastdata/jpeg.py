@@ -6,7 +6,6 @@ be understood gets a reason, never an exception. Facts are those of ITU-T T.81 (
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Buffer, bytes_at, compiled, inlined, integer, locate
+from fastdata._native import Buffer, Pointer, byte_pointer, compiled, helper, inlined, integer, locate, long_pointer
 
 MAX_PIXELS: Final = 178_956_970
 """Pillow's limit of what it opens without an error; larger pictures are refused by every backend."""
@@ -54,9 +53,6 @@ TABLE_MARKER: Final = 0xE9
 TABLE_SIGNATURE: Final = b"fastdata\x00"
 TABLE_PREFIX_BYTES: Final = 12
 """Of each APP9 payload: ``fastdata`` and a zero, the version, the part's number from 0, the number of parts."""
-TABLE_VERSION: Final = 1
-LONG_LENGTH: Final = 255
-"""Marks an entry of the table whose length takes four more bytes."""
 END_SEARCH_BYTES: Final = 65_536
 """How far from the end of the file the end-of-image marker is looked for: junk and second pictures may follow it."""
 
@@ -93,7 +89,7 @@ HEADER_FIELDS: Final = len(_NAMES)
 def read_header(data: Buffer) -> JpegHeader:
     """Read the header of one file. Never raises for what the bytes hold: see `JpegHeader.refusal`."""
     row = np.empty(HEADER_FIELDS, np.int64)
-    parse_header(np.frombuffer(data, np.uint8), row)
+    _read_header(np.frombuffer(data, np.uint8), row)
     return JpegHeader(*row.tolist())
 
 
@@ -119,30 +115,6 @@ def fast_decoder_refusal(header: JpegHeader) -> str | None:
     They take 8-bit JPEGs of 1 or 3 components in ordinary form; everything else goes to the PIL reference.
     """
     return REFUSALS[header.refusal] or None
-
-
-def table_segments(lengths: NDArray[np.int64]) -> bytes:
-    """Return the APP9 segments that hold the segment table of a crop-ready file.
-
-    Each length takes one byte, or 255 and four bytes, highest first; parts are cut anywhere in that stream.
-
-    Args:
-        lengths: (segments,) bytes between two restart markers, in file order.
-    """
-    long = lengths >= LONG_LENGTH
-    ends = np.cumsum(np.where(long, 5, 1))
-    stream = np.empty(int(ends[-1]), np.uint8)
-    stream[ends[~long] - 1] = lengths[~long]
-    stream[ends[long] - 5] = LONG_LENGTH
-    for i in range(4):
-        stream[ends[long] - 4 + i] = lengths[long] >> (24 - 8 * i) & 0xFF
-    room = 65_533 - TABLE_PREFIX_BYTES
-    parts = [stream[start : start + room].tobytes() for start in range(0, len(stream), room)]
-    segments = b""
-    for number, part in enumerate(parts):
-        prefix = TABLE_SIGNATURE + bytes([TABLE_VERSION, number, len(parts)])
-        segments += struct.pack(">BBH", 0xFF, TABLE_MARKER, 2 + len(prefix) + len(part)) + prefix + part
-    return segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +172,12 @@ class JpegHeader:
 
 
 @inlined
-def _u16(data: NDArray[np.uint8], at: int) -> int:
+def _u16(data: Pointer, at: int) -> int:
     return (integer(data[at]) << 8) | integer(data[at + 1])
 
 
 @inlined
-def _tiff(data: NDArray[np.uint8], at: int, count: int, big: bool) -> int:
+def _tiff(data: Pointer, at: int, count: int, big: bool) -> int:
     """Read a `count`-byte unsigned integer of a TIFF structure."""
     value = 0
     for i in range(count):
@@ -213,8 +185,8 @@ def _tiff(data: NDArray[np.uint8], at: int, count: int, big: bool) -> int:
     return value
 
 
-@inlined
-def _orientation(data: NDArray[np.uint8], start: int, end: int) -> int:
+@helper
+def _orientation(data: Pointer, start: int, end: int) -> int:
     """Return the orientation that the TIFF structure in ``data[start:end]`` gives, 1 where it gives none."""
     if end - start < 14:
         return 1
@@ -239,8 +211,8 @@ def _orientation(data: NDArray[np.uint8], start: int, end: int) -> int:
     return found if 1 <= found <= 8 else 1
 
 
-@inlined
-def _frame(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+@helper
+def _frame(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read a SOFn segment whose marker is at `at`; return whether it is well-formed."""
     if length < 8:
         return False
@@ -269,7 +241,7 @@ def _frame(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]
 
 
 @inlined
-def _has(data: NDArray[np.uint8], at: int, end: int, text: bytes) -> bool:
+def _has(data: Pointer, at: int, end: int, text: bytes) -> bool:
     if at + len(text) > end:
         return False
     for i in range(len(text)):
@@ -278,8 +250,8 @@ def _has(data: NDArray[np.uint8], at: int, end: int, text: bytes) -> bool:
     return True
 
 
-@inlined
-def _application(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64], exif_seen: bool) -> bool:
+@helper
+def _application(data: Pointer, at: int, length: int, row: Pointer, exif_seen: bool) -> bool:
     """Read an APPn segment whose marker is at `at`; return whether an Exif segment has been seen by now."""
     marker, start, end = data[at + 1], at + 4, at + 2 + length
     if marker == 0xE0 and _has(data, start, end, b"JFIF\x00"):
@@ -295,7 +267,7 @@ def _application(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.
 
 
 @inlined
-def _note_table_part(at: int, end: int, row: NDArray[np.int64]) -> None:
+def _note_table_part(at: int, end: int, row: Pointer) -> None:
     """Extend the segment table by the part at `at`; a table in two places is none (-1)."""
     if row[_TABLE_OFFSET] == 0:
         row[_TABLE_OFFSET] = at
@@ -304,8 +276,8 @@ def _note_table_part(at: int, end: int, row: NDArray[np.int64]) -> None:
     row[_TABLE_END] = end
 
 
-@inlined
-def _scan(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+@helper
+def _scan(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read the SOS segment whose marker is at `at`; return whether it is well-formed and has its frame."""
     if row[_SOF_OFFSET] == 0 or length < 8 or length != 6 + 2 * integer(data[at + 4]):
         return False
@@ -314,8 +286,8 @@ def _scan(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64])
     return True
 
 
-@inlined
-def _segment(data: NDArray[np.uint8], at: int, length: int, row: NDArray[np.int64]) -> bool:
+@helper
+def _segment(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     """Read the segment at `at`, other than APPn; return whether it is well-formed."""
     marker = data[at + 1]
     if marker == 0xDA:
@@ -334,10 +306,9 @@ def _has_length(marker: int) -> bool:
     return marker >= 0xC0 and not (0xD0 <= marker <= 0xD9 or marker == 0xDE or marker == 0xDF)
 
 
-@inlined
-def _markers(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
+@helper
+def _markers(data: Pointer, size: int, row: Pointer) -> int:
     """Follow the markers up to the first scan, filling `row`; return TAKEN, NOT_A_JPEG, DAMAGED or UNUSUAL."""
-    size = integer(data.size)
     if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
         return NOT_A_JPEG
     at, exif_seen = integer(2), False  # a literal would be a type of its own: every helper compiled twice
@@ -360,18 +331,18 @@ def _markers(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
     return TAKEN
 
 
-@inlined
-def _end_offset(data: NDArray[np.uint8], start: int) -> int:
+@helper
+def _end_offset(data: Pointer, size: int, start: int) -> int:
     """Return where the last end-of-image marker lies, or -1 where none does near the end."""
-    last = integer(data.size) - 2
+    last = size - 2
     for at in range(last, max(start, last - END_SEARCH_BYTES) - 1, -1):
         if data[at] == 0xFF and data[at + 1] == 0xD9:
             return at
     return -1
 
 
-@inlined
-def _is_rgb(data: NDArray[np.uint8], row: NDArray[np.int64]) -> bool:
+@helper
+def _is_rgb(data: Pointer, row: Pointer) -> bool:
     """Whether three components hold RGB, by the rule that libjpeg follows."""
     if row[_JFIF]:
         return False
@@ -390,8 +361,8 @@ def _sampling_is_usual(components: int, sampling: int) -> bool:
     return rest == 0x1111 and luma in (0x11, 0x21, 0x22, 0x12, 0x41, 0x14)
 
 
-@inlined
-def _refusal(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
+@helper
+def _refusal(data: Pointer, row: Pointer) -> int:
     """Return the first reason why fast decoders must not take the file whose markers were followed into `row`."""
     lossless_or_arithmetic = row[_PROCESS] > 2
     if row[_PRECISION] != 8:
@@ -413,20 +384,27 @@ def _refusal(data: NDArray[np.uint8], row: NDArray[np.int64]) -> int:
     return TAKEN
 
 
-@compiled
-def parse_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
-    """Fill the (fields,) `row` of `HEADER_DTYPE` with the header of one file. For kernels."""
-    row[:] = 0
+@helper
+def parse_header(data: Pointer, size: int, row: Pointer) -> None:
+    """Fill `row` with the header of one file of `size` bytes, as `HEADER_DTYPE` says. For kernels."""
+    for i in range(HEADER_FIELDS):
+        row[i] = 0
     row[_ORIENTATION], row[_ADOBE], row[_END_OFFSET] = 1, -1, -1
-    row[_REFUSAL] = _markers(data, row)
+    row[_REFUSAL] = _markers(data, size, row)
     if row[_REFUSAL] != TAKEN:
         return
     row[_TABLE_OFFSET] = max(row[_TABLE_OFFSET], 0)
-    row[_END_OFFSET] = _end_offset(data, row[_SCAN_OFFSET])
+    row[_END_OFFSET] = _end_offset(data, size, row[_SCAN_OFFSET])
     row[_REFUSAL] = _refusal(data, row)
+
+
+@compiled
+def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
+    parse_header(byte_pointer(data.ctypes.data), integer(data.size), long_pointer(row.ctypes.data))
 
 
 @compiled
 def _read_headers(addresses: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     for i in range(len(addresses)):
-        parse_header(bytes_at(addresses[i], lengths[i]), rows[i])
+        row = long_pointer(integer(rows.ctypes.data) + 8 * HEADER_FIELDS * i)
+        parse_header(byte_pointer(addresses[i]), lengths[i], row)

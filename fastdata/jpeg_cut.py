@@ -3,7 +3,7 @@
 A crop-ready file (`fastdata.transcode`) has restart markers at fixed places of every MCU row and a table of the lengths
 between them. A cut is its header with another size, the segments of the wanted rows and columns, and the restart
 markers counted anew: an ordinary JPEG. It is wide enough that its pixels inside the window equal those of the full
-decode. Windows are in stored coordinates, before the Exif orientation is applied.
+decode. Windows are in stored coordinates, before the Exif orientation is applied (`fastdata.decode.stored_window`).
 
 Every other file is handed on whole. So is one whose table does not fit: the lengths must add up to the end marker, and
 restart markers must lie where the table says around all that is copied.
@@ -21,15 +21,18 @@ from numpy.typing import NDArray
 from fastdata import jpeg
 from fastdata._native import (
     Buffer,
+    Pointer,
     byte_pointer,
     compiled,
     copy_bytes,
+    helper,
     inlined,
     integer,
     locate,
     long_pointer,
     zero_bytes,
 )
+from fastdata.jpeg_segments import next_row, parts_fit
 
 OUTCOMES: Final = ("cut", "not crop-ready", "segment table does not fit")
 """What became of a file, by code: only the first is a cut, the others are whole."""
@@ -38,8 +41,8 @@ CUT, NOT_READY, BAD_TABLE = range(len(OUTCOMES))
 _NAMES: Final = ("outcome", "top", "left", "height", "width", "bytes")
 CUT_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
 """Of one cut: index into `OUTCOMES`; its place in the full picture and its size, in stored pixels; and in bytes."""
-_OUTCOME, _TOP, _LEFT, _CUT_HEIGHT, _CUT_WIDTH, _BYTES = range(len(_NAMES))
-_PREFIX: Final = 4 + jpeg.TABLE_PREFIX_BYTES
+CUT_FIELDS: Final = len(_NAMES)
+_OUTCOME, _TOP, _LEFT, _CUT_HEIGHT, _CUT_WIDTH, _BYTES = range(CUT_FIELDS)
 
 
 def locate_files(buffers: Sequence[Buffer]) -> Files:
@@ -58,7 +61,7 @@ def plan_cuts(files: Files, windows: NDArray[np.int64]) -> NDArray[np.void]:
     Returns:
         (n,) structured array of `CUT_DTYPE`.
     """
-    plans = np.empty((len(files.addresses), len(_NAMES)), np.int64)
+    plans = np.empty((len(files.addresses), CUT_FIELDS), np.int64)
     _plan_all(files.addresses, files.lengths, _matrix(files.headers), np.ascontiguousarray(windows, np.int64), plans)
     return plans.view(CUT_DTYPE).reshape(len(plans))
 
@@ -86,8 +89,8 @@ def write_cuts(
     _write_all(files.addresses, files.lengths, _matrix(files.headers), _matrix(plans), out, starts, padded_bytes)
 
 
-def cut_batch(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.void]]:
-    """Cut a batch into one array padded with zeros, which decoders read over.
+def cut_padded(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.void]]:
+    """Cut files into one array padded with zeros, which decoders read over; files that stay whole are copied.
 
     Returns:
         (n, longest) uint8, and (n,) structured array of `CUT_DTYPE`.
@@ -97,6 +100,39 @@ def cut_batch(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint
     out = np.zeros((len(plans), longest), np.uint8)  # the system's zero pages: padding costs nothing until it is read
     write_cuts(files, plans, out.reshape(-1), np.arange(len(plans)) * longest)
     return out, plans
+
+
+def cut_all(
+    files: Files, windows: NDArray[np.int64], out: NDArray[np.uint8] | None = None
+) -> tuple[list[Buffer], NDArray[np.void]]:
+    """Cut files, each planned and written while the processor's cache holds it, without the GIL.
+
+    Args:
+        files: n files.
+        windows: As for `plan_cuts`.
+        out: (bytes,) at least as long as all files together, to be written to; None allocates. Fresh memory costs about
+            as much as the cuts themselves, so threads that cut again and again keep theirs.
+
+    Returns:
+        n files: views of `out`, one after the other, or the buffer itself where a file stays whole; and (n,) structured
+        array of `CUT_DTYPE`.
+
+    Raises:
+        ValueError: `out` is too small.
+    """
+    needed = int(files.lengths.sum())  # a cut is never longer than its file
+    if out is None:
+        out = np.empty(needed, np.uint8)
+    elif len(out) < needed:
+        raise ValueError(f"out: {len(out)} bytes, at least {needed} are needed")
+    plans = np.empty((len(files.addresses), CUT_FIELDS), np.int64)
+    windows = np.ascontiguousarray(windows, np.int64)
+    _cut_all(files.addresses, files.lengths, _matrix(files.headers), windows, plans, out)
+    view, pieces, end = out.data, list(files.buffers), 0
+    for i in np.flatnonzero(plans[:, _OUTCOME] == CUT).tolist():
+        start, end = end, end + int(plans[i, _BYTES])
+        pieces[i] = view[start:end]
+    return pieces, plans.view(CUT_DTYPE).reshape(len(plans))
 
 
 def cut(data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] | None = None) -> tuple[Buffer, Cut]:
@@ -114,31 +150,10 @@ def cut(data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] 
         out = np.empty(len(data), np.uint8)
     elif len(out) < len(data):
         raise ValueError(f"out: {len(out)} bytes, at least {len(data)} are needed")
-    row = np.empty(len(_NAMES), np.int64)
-    _cut_one(np.frombuffer(data, np.uint8), *window, row, out)
-    where = Cut(*row.tolist())
+    rows = np.empty(jpeg.HEADER_FIELDS + CUT_FIELDS, np.int64)
+    _cut_one(np.frombuffer(data, np.uint8), *window, rows, out)
+    where = Cut(*rows[jpeg.HEADER_FIELDS :].tolist())
     return (out.data[: where.bytes] if where.outcome == CUT else data), where
-
-
-def stored_window(
-    window: tuple[int, int, int, int], orientation: int, stored_height: int, stored_width: int
-) -> tuple[int, int, int, int]:
-    """Map a window of the upright picture to the stored one.
-
-    Args:
-        window: top, left, height, width in pixels of the upright picture.
-        orientation: Exif orientation, 1..8.
-        stored_height: Pixels.
-        stored_width: Pixels.
-    """
-    top, left, height, width = window
-    if orientation > 4:  # rows of the upright picture are stored columns
-        top, left, height, width = left, top, width, height
-    if orientation in (3, 4, 6, 7):
-        top = stored_height - top - height
-    if orientation in (2, 3, 7, 8):
-        left = stored_width - left - width
-    return top, left, height, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,92 +195,13 @@ def _matrix(records: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 @inlined
-def _next_byte(source: Any, at: int, part_end: int, table_end: int) -> tuple[int, int, int]:
-    """Return the next byte of the segment table (0 after its end) and the state after it."""
-    if at == part_end:
-        if at >= table_end:
-            return 0, at, part_end
-        part_end = at + 2 + ((integer(source[at + 2]) << 8) | integer(source[at + 3]))
-        at += _PREFIX
-    return integer(source[at]), at + 1, part_end
-
-
-@inlined
-def _next_length(source: Any, at: int, part_end: int, table_end: int) -> tuple[int, int, int]:
-    """Return the next length of the segment table and the state after it."""
-    length, at, part_end = _next_byte(source, at, part_end, table_end)
-    if length == jpeg.LONG_LENGTH:
-        length = 0
-        for _ in range(4):
-            byte, at, part_end = _next_byte(source, at, part_end, table_end)
-            length = (length << 8) | byte
-    return length, at, part_end
-
-
-@compiled
-def _next_row(
-    source: Any, at: int, part_end: int, table_end: int, across: int, count: int, ends: Any
-) -> tuple[int, int, int]:
-    """Read the lengths of one row of segments.
-
-    Args:
-        source: The file.
-        at: Where the table is read next.
-        part_end: Where the current part of the table ends.
-        table_end: Where the table ends.
-        across: Segments of a row.
-        count: How many of them to fill into `ends`.
-        ends: Filled with where the first `count` segments end, markers included, from the start of the row.
-
-    Returns:
-        `at` and `part_end` after the row, and the bytes of the row, -1 where the table holds a length of 0 or ends.
-    """
-    if at + across <= part_end:
-        total, special = 0, False
-        for i in range(across):
-            length = integer(source[at + i])
-            total += length + 2
-            special |= (length == 0) | (length == jpeg.LONG_LENGTH)
-        if not special:
-            end = 0
-            for i in range(count):
-                end += integer(source[at + i]) + 2
-                ends[i] = end
-            return at + across, part_end, total
-    end = 0
-    for i in range(across):
-        length, at, part_end = _next_length(source, at, part_end, table_end)
-        if length == 0:
-            return at, part_end, -1
-        end += length + 2
-        if i < count:
-            ends[i] = end
-    return at, part_end, end
-
-
-@compiled
-def _parts_fit(source: Any, table: int, table_end: int) -> bool:
-    """Whether the parts of a segment table are numbered as they should be and end where they should."""
-    at, part, parts = table, 0, integer(source[table + 15])
-    while at < table_end:
-        size = (integer(source[at + 2]) << 8) | integer(source[at + 3])
-        if source[at + 13] != jpeg.TABLE_VERSION or source[at + 14] != part or source[at + 15] != parts:
-            return False
-        if size + 2 <= _PREFIX:
-            return False
-        at += 2 + size
-        part += 1
-    return at == table_end and part == parts
-
-
-@inlined
 def _span(first: int, count: int, margin: int, step: int, steps: int) -> tuple[int, int]:
     """Return the steps (MCUs) that hold ``count`` pixels from `first` on and `margin` pixels around them."""
     return max(first - margin, 0) // step, min((first + count + margin + step - 1) // step, steps)
 
 
-@inlined
-def _place(header: Any, top: int, left: int, height: int, width: int, plan: Any) -> None:
+@helper
+def _place(header: Pointer, top: int, left: int, height: int, width: int, plan: Pointer) -> None:
     """Fill in the place and size of the cut for a window inside the picture."""
     mcu_width, mcu_height = header[jpeg._MCU_WIDTH], header[jpeg._MCU_HEIGHT]
     across = (header[jpeg._WIDTH] + mcu_width - 1) // mcu_width
@@ -283,7 +219,7 @@ def _place(header: Any, top: int, left: int, height: int, width: int, plan: Any)
 
 
 @inlined
-def _segments(header: Any, plan: Any) -> tuple[int, int, int, int, int, int]:
+def _segments(header: Pointer, plan: Pointer) -> tuple[int, int, int, int, int, int]:
     """Return the picture's segments across and down, then the cut's: first, end, first row, end row."""
     mcu_height, step = header[jpeg._MCU_HEIGHT], header[jpeg._MCU_WIDTH] * header[jpeg._RESTART_INTERVAL]
     return (
@@ -297,29 +233,28 @@ def _segments(header: Any, plan: Any) -> tuple[int, int, int, int, int, int]:
 
 
 @inlined
-def _head_bytes(header: Any) -> int:
+def _head_bytes(header: Pointer) -> int:
     """Return the bytes of a cut before its entropy-coded data: all but the segment table."""
     bytes_: int = header[jpeg._SCAN_OFFSET] - (header[jpeg._TABLE_END] - header[jpeg._TABLE_OFFSET])
     return bytes_
 
 
 @inlined
-def _is_marker(source: Any, at: int, number: int) -> bool:
+def _is_marker(source: Pointer, at: int, number: int) -> bool:
     """Whether restart marker `number` (from 0 over the whole scan) lies at `at`."""
     return bool(source[at] == 0xFF and source[at + 1] == 0xD0 + (number & 7))
 
 
-@compiled
-def _cut_bytes(source: Any, header: Any, plan: Any) -> int:
+@helper
+def _cut_bytes(source: Pointer, header: Pointer, plan: Pointer) -> int:
     """Return the bytes of the cut at `plan`, -1 where the segment table does not fit the file."""
     across, down, first, end, first_row, end_row = _segments(header, plan)
     at, part_end, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
     start, last = header[jpeg._SCAN_OFFSET], header[jpeg._END_OFFSET] + 2
-    buffer = np.empty(end, np.int64)
-    total, ends = _head_bytes(header), long_pointer(buffer.ctypes.data)
+    total, ends = _head_bytes(header), np.empty(end, np.int64)
     for row in range(down):
         wanted = first_row <= row < end_row
-        at, part_end, size = _next_row(source, at, part_end, table_end, across, end if wanted else 0, ends)
+        at, part_end, size = next_row(source, at, part_end, table_end, across, end if wanted else 0, ends)
         if size < 0 or start + size > last:
             return -1
         if wanted:
@@ -333,8 +268,10 @@ def _cut_bytes(source: Any, header: Any, plan: Any) -> int:
     return total if at == table_end and start == last else -1
 
 
-@inlined
-def _plan(source: Any, header: Any, top: int, left: int, height: int, width: int, length: int, plan: Any) -> None:
+@helper
+def _plan(
+    source: Pointer, header: Pointer, top: int, left: int, height: int, width: int, length: int, plan: Pointer
+) -> None:
     """Fill in one plan."""
     bottom, right = min(top + height, header[jpeg._HEIGHT]), min(left + width, header[jpeg._WIDTH])
     top, left = max(top, 0), max(left, 0)
@@ -348,7 +285,7 @@ def _plan(source: Any, header: Any, top: int, left: int, height: int, width: int
     across = (header[jpeg._WIDTH] + header[jpeg._MCU_WIDTH] - 1) // header[jpeg._MCU_WIDTH]
     if not sequential or interval == 0 or across % interval:
         return
-    if not _parts_fit(source, header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]):
+    if not parts_fit(source, header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]):
         return
     _place(header, top, left, bottom - top, right - left, plan)
     size = _cut_bytes(source, header, plan)
@@ -359,8 +296,8 @@ def _plan(source: Any, header: Any, top: int, left: int, height: int, width: int
         plan[_OUTCOME], plan[_BYTES] = CUT, size
 
 
-@inlined
-def _write_head(address: int, header: Any, plan: Any, target: int) -> None:
+@helper
+def _write_head(address: int, header: Pointer, plan: Pointer, target: int) -> None:
     """Write a cut's header: the file's without its segment table, with the size of the cut."""
     table, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
     copy_bytes(target, address, table)
@@ -373,18 +310,17 @@ def _write_head(address: int, header: Any, plan: Any, target: int) -> None:
     out[size_at + 2], out[size_at + 3] = plan[_CUT_WIDTH] >> 8, plan[_CUT_WIDTH] & 255
 
 
-@compiled
-def _write(address: int, header: Any, plan: Any, target: int) -> None:
+@helper
+def _write(address: int, header: Pointer, plan: Pointer, target: int) -> None:
     """Write one cut to `target`: each row is copied in one piece, then its restart markers are counted anew."""
     _write_head(address, header, plan, target)
     across, _, first, end, first_row, end_row = _segments(header, plan)
     at, part_end, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
-    buffer, source, out = np.empty(end, np.int64), byte_pointer(address), byte_pointer(target)
-    ends = long_pointer(buffer.ctypes.data)
+    ends, source, out = np.empty(end, np.int64), byte_pointer(address), byte_pointer(target)
     start, to, number = header[jpeg._SCAN_OFFSET], _head_bytes(header), 0
     for row in range(end_row):
         count = end if row >= first_row else 0
-        at, part_end, size = _next_row(source, at, part_end, table_end, across, count, ends)
+        at, part_end, size = next_row(source, at, part_end, table_end, across, count, ends)
         if count:
             skipped = ends[first - 1] if first else 0
             copied = ends[end - 1] - skipped
@@ -403,32 +339,76 @@ def _write(address: int, header: Any, plan: Any, target: int) -> None:
 
 
 @compiled
-def _plan_all(addresses: Any, lengths: Any, headers: Any, windows: Any, plans: Any) -> None:
+def _plan_all(
+    addresses: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    headers: NDArray[np.int64],
+    windows: NDArray[np.int64],
+    plans: NDArray[np.int64],
+) -> None:
     for i in range(len(addresses)):
+        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
         top, left, height, width = windows[i, 0], windows[i, 1], windows[i, 2], windows[i, 3]
-        _plan(byte_pointer(addresses[i]), headers[i], top, left, height, width, lengths[i], plans[i])
+        _plan(byte_pointer(addresses[i]), header, top, left, height, width, lengths[i], plan)
+
+
+@compiled
+def _cut_all(
+    addresses: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    headers: NDArray[np.int64],
+    windows: NDArray[np.int64],
+    plans: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> None:
+    target = integer(out.ctypes.data)
+    for i in range(len(addresses)):
+        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
+        top, left, height, width = windows[i, 0], windows[i, 1], windows[i, 2], windows[i, 3]
+        _plan(byte_pointer(addresses[i]), header, top, left, height, width, lengths[i], plan)
+        if plan[_OUTCOME] == CUT:
+            _write(addresses[i], header, plan, target)
+            target += plan[_BYTES]
 
 
 @compiled
 def _write_all(
-    addresses: Any, lengths: Any, headers: Any, plans: Any, out: Any, starts: Any, padded_bytes: int
+    addresses: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    headers: NDArray[np.int64],
+    plans: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    padded_bytes: int,
 ) -> None:
     for i in range(len(addresses)):
-        target = out.ctypes.data + starts[i]
-        if plans[i, _OUTCOME] == CUT:
-            _write(addresses[i], headers[i], plans[i], target)
+        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
+        target = integer(out.ctypes.data) + starts[i]
+        if plan[_OUTCOME] == CUT:
+            _write(addresses[i], header, plan, target)
         else:
             copy_bytes(target, addresses[i], lengths[i])
-        if padded_bytes > plans[i, _BYTES]:
-            zero_bytes(target + plans[i, _BYTES], padded_bytes - plans[i, _BYTES])
+        if padded_bytes > plan[_BYTES]:
+            zero_bytes(target + plan[_BYTES], padded_bytes - plan[_BYTES])
 
 
 @compiled
 def _cut_one(
-    data: NDArray[np.uint8], top: int, left: int, height: int, width: int, plan: Any, out: NDArray[np.uint8]
+    data: NDArray[np.uint8],
+    top: int,
+    left: int,
+    height: int,
+    width: int,
+    rows: NDArray[np.int64],
+    out: NDArray[np.uint8],
 ) -> None:
-    header = np.empty(jpeg.HEADER_FIELDS, np.int64)
-    jpeg.parse_header(data, header)
-    _plan(byte_pointer(data.ctypes.data), header, top, left, height, width, data.size, plan)
+    """Cut one file; `rows` is filled with its header and then its plan."""
+    source, header = byte_pointer(data.ctypes.data), long_pointer(rows.ctypes.data)
+    plan = long_pointer(integer(rows.ctypes.data) + 8 * jpeg.HEADER_FIELDS)
+    jpeg.parse_header(source, integer(data.size), header)
+    _plan(source, header, top, left, height, width, integer(data.size), plan)
     if plan[_OUTCOME] == CUT:
         _write(data.ctypes.data, header, plan, out.ctypes.data)

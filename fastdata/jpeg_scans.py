@@ -10,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import byte_pointer, compiled, inlined, integer, signed_short_pointer
+from fastdata._native import Pointer, byte_pointer, compiled, inlined, integer, signed_short_pointer
+from fastdata.jpeg_encode import bit_size
 from fastdata.jpeg_entropy import (
     MAX_DC_BITS,
-    Pointer,
     after_restart,
     after_segment,
-    bit_size,
     extend,
     fill,
     next_code,
@@ -298,7 +297,7 @@ def refine_ac(
             if at < 0 or blocks_to_skip:
                 return -1
             buffer, bits, beyond = 0, 0, 0
-        block = signed_short_pointer(coefficients.ctypes.data + 128 * order[i])
+        block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
         k = first_k
         while k <= last_k:
             zeros, new = 64, 0  # what a skipped block does: correct every known value, add none

@@ -76,6 +76,11 @@ class Task:
     world_size: int = 1
     """Ranks of the job."""
 
+    @property
+    def drops_last(self) -> bool:
+        """Whether partial batches are dropped: in training each new shape would start compilers and autotuners."""
+        return self.mode == "train"
+
 
 @dataclass
 class Loader:
@@ -115,6 +120,7 @@ def open_task_pipeline(task: Task) -> Loader:
         dtype=cast("Any", task.dtype),
         shuffle=BlockShuffle(task.block_shards) if task.block_shards else True,
         on_error=task.on_error,
+        drop_last=task.drops_last,
         workers=task.workers,
         prefetch=task.prefetch,
         options=options,

@@ -41,14 +41,23 @@ class TreeUsage:
 
 
 @dataclass(frozen=True)
+class _Counters:
+    """All counters at one moment."""
+
+    at: float
+    tree: TreeUsage
+    machine_cpu_s: float
+
+
+@dataclass(frozen=True)
 class Usage:
     """What a window cost."""
 
     wall_s: float
     """Seconds between the two readings of the counters."""
     readings: dict[str, Reading]
-    """By JSON field name: ``cpu_percent`` (100 = one core), ``peak_memory_mb`` (10^6 bytes), ``disk_read_mb``,
-    ``gpu_*``, ``jpeg_engine_percent``."""
+    """By JSON field name: ``cpu_percent`` (100 = one core), ``other_cpu_percent`` (of processes outside the tree),
+    ``peak_memory_mb`` (10^6 bytes), ``disk_read_mb``, ``gpu_*``, ``jpeg_engine_percent``."""
     processes: int
     """Live processes of the tree at the end."""
 
@@ -129,7 +138,7 @@ class Monitor:
         self._thread = threading.Thread(target=self._sample, name="fastdata-monitor", daemon=True)
         self._peak_memory = Reading(None, "not sampled")
         self._next_memory_at = 0.0
-        self._opened: tuple[float, TreeUsage] | None = None
+        self._opened: _Counters | None = None
 
     def __enter__(self) -> Monitor:
         """Start sampling."""
@@ -148,24 +157,28 @@ class Monitor:
     def open_window(self) -> None:
         """Read the counters; from here on the window counts."""
         self._gpu.open_window()
-        self._opened = (time.perf_counter(), read_tree_usage(self._pid))
+        self._opened = self._read_counters()
 
     def close_window(self) -> Usage:
         """Read the counters again and return what the window cost."""
         if self._opened is None:
             raise RuntimeError("close_window() before open_window()")
-        after, closed = read_tree_usage(self._pid), time.perf_counter()
-        opened, before = self._opened
-        wall_s = closed - opened
-        readings = {"cpu_percent": Reading(100.0 * (after.cpu_s - before.cpu_s) / wall_s)}
-        if after.disk_read_bytes is None or before.disk_read_bytes is None:
+        before, after = self._opened, self._read_counters()
+        wall_s = after.at - before.at
+        tree_cpu_s = after.tree.cpu_s - before.tree.cpu_s
+        readings = {
+            "cpu_percent": Reading(100.0 * tree_cpu_s / wall_s),
+            "other_cpu_percent": _other_cpu(after.machine_cpu_s - before.machine_cpu_s - tree_cpu_s, wall_s),
+        }
+        if after.tree.disk_read_bytes is None or before.tree.disk_read_bytes is None:
             readings["disk_read_mb"] = Reading(None, "this system does not tell the bytes a process read from disk")
         else:
-            readings["disk_read_mb"] = Reading((after.disk_read_bytes - before.disk_read_bytes) / 1e6)
+            read_bytes = after.tree.disk_read_bytes - before.tree.disk_read_bytes
+            readings["disk_read_mb"] = Reading(read_bytes / 1e6)
         readings |= self._gpu.close_window()
         self._sample_memory()
         readings["peak_memory_mb"] = self._peak_memory
-        return Usage(wall_s, readings, after.processes)
+        return Usage(wall_s, readings, after.tree.processes)
 
     def stop(self) -> None:
         """Stop the thread and release the card. Idempotent."""
@@ -173,6 +186,9 @@ class Monitor:
         if self._thread.is_alive():
             self._thread.join()
         self._gpu.close()
+
+    def _read_counters(self) -> _Counters:
+        return _Counters(time.perf_counter(), read_tree_usage(self._pid), machine_cpu_s())
 
     def _sample(self) -> None:
         while not self._stopped.wait(SAMPLE_INTERVAL_S):
@@ -191,6 +207,19 @@ class Monitor:
         self._peak_memory = Reading(max(sample.value, self._peak_memory.value or 0.0))
         ended = time.perf_counter()
         self._next_memory_at = ended + max(MEMORY_INTERVAL_S, MEMORY_DUTY * (ended - started))
+
+
+def machine_cpu_s() -> float:
+    """Return the CPU seconds that the whole machine has worked since it started, stolen ones included."""
+    times = psutil.cpu_times()._asdict()
+    busy = ("user", "nice", "system", "irq", "softirq", "steal")  # guest time is part of user time
+    return float(sum(times.get(name, 0.0) for name in busy))
+
+
+def _other_cpu(other_s: float, wall_s: float) -> Reading:
+    if cores_available() < (os.cpu_count() or 1):
+        return Reading(None, "this process has a part of the machine's cores: whom others disturb is not known")
+    return Reading(max(0.0, 100.0 * other_s / wall_s))
 
 
 def _tree(pid: int) -> list[psutil.Process]:

@@ -118,17 +118,25 @@ class Pipeline(ABC):
         return Availability(cls.name, works=True)
 
     @classmethod
-    def open_source(cls, data: Any, labels: Labels, options: Any) -> IndexedSource | ShardStream:  # noqa: ARG003
+    def open_source(
+        cls,
+        data: Any,
+        labels: Labels,
+        options: Any,  # noqa: ARG003 - for those that override it
+        *,
+        skip_damaged: bool,
+    ) -> IndexedSource | ShardStream:
         """Open what this backend reads. Overridden where `options` decide how.
 
         Args:
             data: As in ``open_pipeline``.
             labels: As in ``open_pipeline``.
             options: As in ``open_pipeline``; not checked yet.
+            skip_damaged: Whether what is damaged in shards without an index may be left out, and reported.
         """
         from fastdata.sources.open import open_source
 
-        return open_source(data, labels=labels)
+        return open_source(data, labels=labels, skip_damaged=skip_damaged)
 
     def _details(self) -> dict[str, Any]:
         """Return what the backend counts besides, for `Report.details`."""
@@ -309,7 +317,7 @@ class _Iteration(Iterator[Batch]):
         self.finished = False
         self._pipeline = pipeline
         self._spec = pipeline.spec
-        self._report = Report(epoch=plan.epoch)
+        self._report = Report(epoch=plan.epoch, skipped=_lost_at_opening(pipeline))
         self._started = time.perf_counter()
         self._deliveries = pipeline._batches(plan)
 
@@ -401,6 +409,13 @@ class _Iteration(Iterator[Batch]):
         with seeded(key, self._spec.device):
             images, labels = transform(batch.images, batch.labels)
         return Batch(images, labels, batch.ids)
+
+
+def _lost_at_opening(pipeline: Pipeline) -> list[Skipped]:
+    """Return what making the index of damaged shards had to leave out; the first rank reports it."""
+    if pipeline.stream is not None or pipeline.spec.rank != 0:
+        return []
+    return [Skipped(-1, pipeline.source.root, fault) for fault in pipeline.source.faults]
 
 
 def _indexed_shuffle(spec: PipelineSpec) -> Any:

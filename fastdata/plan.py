@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from fastdata.batch import Skipped
 from fastdata.errors import SourceError, UsageError
 from fastdata.order import EpochOrder, Steps
-from fastdata.sources.stream import HeldSamples, Lost, ShardStream, StreamedSample
+from fastdata.sources.stream import ShardStream
+from fastdata.sources.streamed import HeldSamples, Lost, StreamedSample
 from fastdata.spec import BufferShuffle, PipelineSpec
 from fastdata.stream_order import Dealt, StreamSteps, deal, deal_own, mix, shard_order
 
-_SHARDS_SIDE_BY_SIDE = 4  # part of the order of a shuffled stream: changing it changes every such run
-_SHARDS_AHEAD = 1
+SHARDS_SIDE_BY_SIDE = 4  # part of the order of a shuffled stream: changing it changes every such run
+SHARDS_AHEAD = 1
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,12 @@ class StreamPlan(EpochPlan):
         known = None
         if stream.length is not None:
             known = Steps(stream.length, 0, spec.batch_size, spec.rank, spec.world_size, spec.drop_last)
+            if len(known) == 0:
+                raise UsageError(
+                    "drop_last",
+                    f"no full step: length={stream.length}, batch_size={spec.batch_size}, {spec.world_size} ranks",
+                    "at least one full step in an epoch",
+                )
         self._steps = StreamSteps(spec.batch_size, spec.world_size, known)
 
     @property
@@ -179,13 +186,13 @@ class StreamPlan(EpochPlan):
         side_by_side = 1
         if self._buffer_samples:
             shards = shard_order(len(shards), spec.seed, self.epoch)
-            side_by_side = _SHARDS_SIDE_BY_SIDE
+            side_by_side = SHARDS_SIDE_BY_SIDE
         if self._own_shards:
             shards = shards[spec.rank :: spec.world_size]
         rank = spec.rank if self._own_shards else 0
         while True:
             before = self.steps.samples_read
-            with closing(stream.read(shards.tolist(), side_by_side, _SHARDS_AHEAD)) as found:
+            with closing(stream.read(shards.tolist(), side_by_side, SHARDS_AHEAD)) as found:
                 sound = self._sound(found, lost)
                 # Each pass leaves the buffer before the next begins, so that no sample repeats before all have come.
                 if self._buffer_samples:
@@ -238,6 +245,6 @@ class StreamPlan(EpochPlan):
             raise UsageError(
                 "world_size",
                 f"{len(stream.shards)} shards for {spec.world_size} ranks",
-                f"at least one shard for each rank; {_SHARDS_SIDE_BY_SIDE} a rank, read side by side, mix better",
+                f"at least one shard for each rank; {SHARDS_SIDE_BY_SIDE} a rank, read side by side, mix better",
                 'Make more shards, or pass WebDatasetOptions(split="samples").',
             )

@@ -34,6 +34,8 @@ REQUIRED_ROW_FIELDS = frozenset(
         "cache",
     }
 )
+DISTURBED_SHARE = 0.05
+"""Share of the available cores from which on other processes are named as a disturbance."""
 METHOD = (
     "A fresh process for each repeat of each row; repeats of all rows take turns, forwards and backwards.",
     "The clock starts once everything that was made ahead during start-up has been dropped, and stops when the last"
@@ -48,6 +50,15 @@ METHOD = (
     "Intervals are 95 % bootstrap intervals of the median over repeats.",
 )
 """How the figures came about, in sentences for readers of the report."""
+
+_SILENT_REASONS = {
+    "share_of_ceiling_percent",
+    "epoch_end_s",
+    "images_per_s_spread_percent",
+    "cache_resident_percent",
+    "other_cpu_percent",
+}
+"""Fields whose reasons stand in the file, but would only fill the notes."""
 
 Document = dict[str, Any]
 
@@ -130,7 +141,7 @@ def collect_notes(document: Document) -> list[str]:
     for row in document["rows"]:
         name = row_name(row)
         for field, reason in row.get("reasons", {}).items():
-            if field not in ("share_of_ceiling_percent", "epoch_end_s", "images_per_s_spread_percent"):
+            if field not in _SILENT_REASONS:
                 notes.setdefault(reason, [])
                 if field not in notes[reason]:
                     notes[reason].append(field)
@@ -141,9 +152,22 @@ def collect_notes(document: Document) -> list[str]:
         for why, count in row.get("fallbacks", {}).items():
             notes.setdefault(f"{count} samples went to the reference decoder: {why} ({name})", ["fallbacks"])
     lines = [f"{', '.join(fields)}: {reason}" for reason, fields in notes.items()]
+    lines += _disturbances(document["rows"])
     lines += [f"{item['backend']} not measured: {item['reason']}" for item in document["unavailable"]]
     lines += [f"{i['backend']} on {i['data']} ({i['mode']}) FAILED: {i['error']}" for i in document["failures"]]
     return lines
+
+
+def _disturbances(rows: Sequence[dict[str, Any]]) -> list[str]:
+    others = [row["other_cpu_percent"] for row in rows if row.get("other_cpu_percent") is not None]
+    limit = DISTURBED_SHARE * 100 * max((row["cpu_cores_available"] for row in rows), default=1.0)
+    disturbing = [percent for percent in others if percent > limit]
+    if not disturbing:
+        return []
+    return [
+        f"img/s: other processes used {min(disturbing):,.0f} to {max(disturbing):,.0f} % CPU during {len(disturbing)}"
+        f" of {len(rows)} rows, whose figures are too low"
+    ]
 
 
 def show(document: Document, console: Console) -> None:
@@ -167,7 +191,9 @@ def show(document: Document, console: Console) -> None:
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
     for row in rows:
-        mode = row["mode"] if row["mode"] == "loader" else f"{row['mode']} {row['training']['model']}"
+        mode = (
+            row["mode"] if row["mode"] == "loader" else f"{row['mode']} {row['training']['model'].rpartition(':')[2]}"
+        )
         table.add_row(f"{row_name(row)}, {mode}", *(column.text(row) for column in columns))
     console.print(table)
     for line in collect_notes(document):

@@ -16,6 +16,7 @@ _PLOT_WIDTH, _PLOT_HEIGHT = 400, 76
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("CPU %", "cpu_percent", 0),
+    ("others' CPU %", "other_cpu_percent", 0),
     ("GPU %", "gpu_util_percent", 0),
     ("SM %", "gpu_sm_active_percent", 0),
     ("JPEG %", "jpeg_engine_percent", 0),

@@ -39,7 +39,7 @@ dl.facts dd { margin: 0; overflow-wrap: anywhere; }
 .range::before, .range::after { content: ""; position: absolute; top: -5px; width: 2px; height: 12px;
   background: var(--mark); }
 .range::before { left: -1px; } .range::after { right: -1px; }
-.dot { position: absolute; bottom: 2px; width: 4px; height: 4px; margin-left: -2px; border-radius: 50%;
+.dot { position: absolute; bottom: 2px; width: 6px; height: 6px; margin-left: -3px; border-radius: 50%;
   background: var(--card); border: 1px solid var(--mark); }
 .value { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .value b { font-weight: 650; }

@@ -112,7 +112,7 @@ Decode = Literal["exact", "fast"]
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Options of the backends "pil" and "torchvision"."""
+    """Options of the backend "pil"; "torchvision" takes them too, and decodes on the CPU."""
 
     pool: Literal["auto", "threads", "processes"] = "auto"
     """Threads share one process: no start-up, no copies. Processes run Python callables side by side and give each its
@@ -126,6 +126,25 @@ class HostOptions:
         """Check the names."""
         _one_of("HostOptions.pool", self.pool, ("auto", "threads", "processes"))
         _one_of("HostOptions.decode", self.decode, ("exact", "fast"))
+
+
+@dataclass(frozen=True)
+class TorchvisionOptions:
+    """Options of the backend "torchvision"."""
+
+    pool: Literal["auto", "threads", "processes"] = "auto"
+    """As in `HostOptions`, where the host decodes."""
+    decode: Literal["host", "cuda"] = "host"
+    """Where JPEGs are decoded, cropped and resized: by `workers` threads or processes of the host, or by nvJPEG and a
+    Triton kernel on the GPU that `device` names, while `workers` threads read and cut."""
+
+    def __post_init__(self) -> None:
+        """Check the names, and that threads serve the GPU."""
+        _one_of("TorchvisionOptions.pool", self.pool, ("auto", "threads", "processes"))
+        _one_of("TorchvisionOptions.decode", self.decode, ("host", "cuda"))
+        if self.decode == "cuda" and self.pool == "processes":
+            found, expected = 'pool="processes" with decode="cuda"', '"auto" or "threads"'
+            raise UsageError("TorchvisionOptions.pool", found, expected, "The GPU takes its input from this process.")
 
 
 @dataclass(frozen=True)

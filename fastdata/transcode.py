@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata import jpeg, jpeg_entropy
+from fastdata import jpeg, jpeg_encode, jpeg_segments
 from fastdata.errors import UsageError
 from fastdata.jpeg import JpegHeader
 from fastdata.jpeg_picture import OUT_OF_RANGE, Picture, UnreadableError, read_picture
@@ -128,12 +128,12 @@ def _write(picture: Picture, interval: int, most_bytes: int) -> bytes:
     pattern, mcus = picture.pattern, picture.mcus_across * picture.mcus_down
     blocks = picture.dc, picture.counts, picture.tokens
     frequencies = np.zeros((4, 256), np.int64)
-    if not jpeg_entropy.count_symbols(pattern, mcus, interval, *blocks, frequencies):
+    if not jpeg_encode.count_symbols(pattern, mcus, interval, *blocks, frequencies):
         raise UnreadableError(OUT_OF_RANGE)
     codes, huffman = _best_codes(frequencies)
-    out = np.empty(min(most_bytes, len(picture.dc) * jpeg_entropy.MAX_BLOCK_BYTES) + 8192, np.uint8)
+    out = np.empty(min(most_bytes, len(picture.dc) * jpeg_encode.MAX_BLOCK_BYTES) + 8192, np.uint8)
     lengths = np.empty(mcus // interval, np.int64)
-    size = jpeg_entropy.encode_scan(pattern, mcus, interval, *blocks, codes, out, lengths)
+    size = jpeg_encode.encode_scan(pattern, mcus, interval, *blocks, codes, out, lengths)
     if size < 0:
         raise UnreadableError(GROWS)
     components, frame, orientation = picture.header.components, picture.frame, picture.header.orientation
@@ -146,7 +146,7 @@ def _write(picture: Picture, interval: int, most_bytes: int) -> bytes:
             _segment(0xE0, picture.jfif) if picture.jfif else b"",
             _segment(0xE1, _exif(orientation)) if orientation > 1 else b"",
             _segment(0xEE, picture.adobe) if picture.adobe else b"",
-            jpeg.table_segments(lengths),
+            jpeg_segments.table_segments(lengths),
             _segment(0xDB, b"".join(quantisation)),
             _segment(0xC1 if wide else 0xC0, frame),
             _segment(0xC4, huffman),
@@ -166,8 +166,8 @@ def _best_codes(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.int64], byte
     codes, payload = np.zeros((4, 256), np.int64), b""
     for row in np.flatnonzero(frequencies.any(axis=1)).tolist():
         counts, symbols = np.zeros(16, np.uint8), np.zeros(256, np.uint8)
-        used = jpeg_entropy.code_lengths(frequencies[row], counts, symbols)
-        jpeg_entropy.code_table(counts, symbols, codes[row])
+        used = jpeg_encode.code_lengths(frequencies[row], counts, symbols)
+        jpeg_encode.code_table(counts, symbols, codes[row])
         payload += bytes([row >> 1 << 4 | row & 1]) + counts.tobytes() + symbols[:used].tobytes()
     return codes, payload
 

@@ -54,7 +54,7 @@ def write_numbered_shards(folder: Path, sizes: Sequence[int]) -> Path:
     return folder
 
 
-def convert_with_damage(folder: Path) -> Path:
+def convert_with_damage(folder: Path, options: ConvertOptions = SMALL_SHARDS) -> Path:
     """Convert a folder to small shards beside it; files that are no pictures become members that are none.
 
     The converter refuses such files, so a healthy picture takes their place until the shards are written.
@@ -69,7 +69,7 @@ def convert_with_damage(folder: Path) -> Path:
         if path.read_bytes()[:2] != b"\xff\xd8":
             Image.new("RGB", (64, 48)).save(path)
             damaged.append(number)
-    convert_folder(healthy, out, SMALL_SHARDS)
+    convert_folder(healthy, out, options)
     if damaged:
         _damage(out, damaged)
     return out

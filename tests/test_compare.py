@@ -36,7 +36,7 @@ def two(before: Any, after: Any) -> Any:
         ((109.0, 109.5, 110.0, 110.5, 111.0), "faster"),
         ((89.0, 89.5, 90.0, 90.5, 91.0), "slower"),
         ((60.0, 80.0, 90.0, 120.0, 140.0), "same within the spread"),  # 10 % slower, but nobody can tell
-        ((50.0,), "one repeat: cannot tell"),
+        ((50.0,), "unknown: one repeat"),
     ],
 )
 def test_a_change_counts_only_beyond_the_spread_of_both_files(after: tuple[float, ...], verdict: str) -> None:

@@ -161,7 +161,7 @@ def test_no_thread_outlives_close_nor_a_forgotten_pipeline(numbered: Path, devic
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_memory_does_not_grow_over_twenty_epochs(tmp_path: Path, device: str) -> None:
-    root = write_numbered_folder(tmp_path / "many", 50, size=(320, 240))
+    root = write_numbered_folder(tmp_path / "many", 50, size=(320, 240))  # 5.5 MB a batch, decoded and delivered
     with open_dali(root, device=device, transform=fastdata.imagenet_train(96), batch_size=32) as loader:
         marks = []
         for epoch in range(20):
@@ -170,13 +170,45 @@ def test_memory_does_not_grow_over_twenty_epochs(tmp_path: Path, device: str) ->
             if epoch in (4, 19):
                 gc.collect()
                 marks.append((resident_mb(), torch.cuda.memory_reserved() / 2**20 if device != "cpu" else 0.0))
-    assert marks[1][0] <= 1.05 * marks[0][0] + 10
+    # The C library's arenas go on filling up for some epochs and then stay; a leak of one batch an epoch would show.
+    assert marks[1][0] <= 1.05 * marks[0][0] + 30
     assert marks[1][1] <= marks[0][1] + 100
 
 
 def resident_mb() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def test_the_next_epoch_starts_while_this_one_ends_and_another_choice_is_honoured(numbered: Path) -> None:
+    with open_dali(numbered, seed=4) as plain:
+        orders = [[i for batch in plain for i in check_pixels(batch)] for _ in range(3)]
+    with open_dali(numbered, seed=4) as loader:
+        for epoch in (0, 1, 1, 0, 2):  # as counted up, repeated, back, and ahead
+            loader.set_epoch(epoch)
+            assert [i for batch in loader for i in check_pixels(batch)] == orders[epoch]
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == (3, 0)
+        loader.load_state_dict(state | {"epoch": 1, "samples": 16})
+        assert [i for batch in loader for i in check_pixels(batch)] == orders[1][16:]
+
+
+def test_what_fails_ahead_is_raised_in_its_own_epoch(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastdata.backends._dali_feed import FeedMaker
+
+    honest = FeedMaker.make
+
+    def failing(maker: FeedMaker, step: Any, reads: Any) -> Any:
+        if step.epoch == 1:
+            raise WorkerError("test", "fails in epoch 1")
+        return honest(maker, step, reads)
+
+    monkeypatch.setattr(FeedMaker, "make", failing)
+    with open_dali(numbered) as loader:
+        assert sum(len(batch) for batch in loader) == 40
+        with pytest.raises(WorkerError, match="fails in epoch 1"):
+            next(iter(loader))
+        assert sum(len(batch) for batch in loader) == 40
 
 
 def test_kept_batches_stay_valid_while_others_come(numbered: Path) -> None:

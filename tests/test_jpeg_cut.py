@@ -8,7 +8,7 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fastdata import jpeg, jpeg_cut, transcode
 from tests.jpeg_files import SAMPLINGS, baseline, decoded, with_pillow
@@ -124,21 +124,6 @@ def test_cuts_carry_no_segment_table_and_keep_their_orientation() -> None:
     assert (header.crop_ready, header.orientation, header.refusal) == (False, 8, jpeg.TAKEN)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_windows_of_the_upright_picture_are_mapped_to_the_stored_one(orientation: int) -> None:
-    stored = np.arange(7 * 5 * 3, dtype=np.uint8).reshape(7, 5, 3)
-    picture = Image.fromarray(stored)
-    picture.getexif()[0x0112] = orientation
-    upright = np.asarray(ImageOps.exif_transpose(picture))
-    top, left, height, width = 1, 2, 3, 2
-    y, x, h, w = jpeg_cut.stored_window((top, left, height, width), orientation, 7, 5)
-    part = Image.fromarray(stored[y : y + h, x : x + w])
-    part.getexif()[0x0112] = orientation
-    np.testing.assert_array_equal(
-        np.asarray(ImageOps.exif_transpose(part)), upright[top : top + height, left : left + width]
-    )
-
-
 def test_a_batch_holds_the_same_cuts_and_its_padding_is_zero() -> None:
     rng = np.random.default_rng(5)
     sizes = [(150, 90), (64, 64), (1, 1), (97, 33)]
@@ -147,14 +132,23 @@ def test_a_batch_holds_the_same_cuts_and_its_padding_is_zero() -> None:
     headers = [jpeg.read_header(one) for one in data]
     windows = [random_window(rng, max(h.height, 1), max(h.width, 1)) for h in headers]
     files = jpeg_cut.locate_files([memoryview(one) for one in data])
-    out, plans = jpeg_cut.cut_batch(files, np.array(windows))
+    out, plans = jpeg_cut.cut_padded(files, np.array(windows))
+    pieces, again = jpeg_cut.cut_all(files, np.array(windows))
+    np.testing.assert_array_equal(again, plans)
     for i, (one, window) in enumerate(zip(data, windows, strict=True)):
         small, where = jpeg_cut.cut(one, window)
         assert jpeg_cut.Cut(*plans[i].tolist()) == where
-        assert out[i, : where.bytes].tobytes() == bytes(small)
+        assert out[i, : where.bytes].tobytes() == bytes(small) == bytes(pieces[i])
         assert not out[i, where.bytes :].any()
     assert plans["outcome"].tolist() == [jpeg_cut.CUT] * len(sizes) * len(SAMPLINGS) + [jpeg_cut.NOT_READY] * 3
+    assert pieces[-3:] == list(files.buffers[-3:])
     decoded(out[0].tobytes())
+
+
+def test_an_empty_batch_gives_nothing() -> None:
+    files, windows = jpeg_cut.locate_files([]), np.empty((0, 4), np.int64)
+    assert jpeg_cut.cut_all(files, windows)[0] == []
+    assert jpeg_cut.cut_padded(files, windows)[0].shape == (0, 0)
 
 
 def test_cuts_can_be_packed_or_padded_in_a_buffer_that_is_used_again() -> None:
@@ -182,6 +176,8 @@ def test_buffers_that_are_too_small_are_refused() -> None:
         jpeg_cut.write_cuts(files, plans, np.empty((2, size), np.uint8), np.array([0, size]))
     with pytest.raises(ValueError, match="out"):
         jpeg_cut.cut(files.buffers[0], (0, 0, 5, 5), np.empty(50, np.uint8))
+    with pytest.raises(ValueError, match="out"):
+        jpeg_cut.cut_all(files, np.array([(0, 0, 20, 20)] * 2), np.empty(int(files.lengths.sum()) - 1, np.uint8))
 
 
 def test_a_window_outside_of_the_picture_is_cut_at_its_edge_and_an_empty_one_leaves_it_whole() -> None:

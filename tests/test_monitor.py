@@ -175,6 +175,22 @@ def test_spinning_workers_are_counted_although_the_main_process_sleeps(tmp_path:
     assert usage.processes == 3
 
 
+def test_what_other_processes_use_is_told_apart(tmp_path: Path) -> None:
+    # The meter looks at one of two workers, which sleeps; the other spins outside of that tree.
+    asleep = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with two_workers(tmp_path, busy=True), Monitor(UnreadableGpu("none"), pid=asleep.pid) as monitor:
+            monitor.open_window()
+            time.sleep(1.5)
+            readings = monitor.close_window().readings
+    finally:
+        asleep.kill()
+        asleep.wait()
+    assert (readings["cpu_percent"].value or 0.0) < 15.0
+    other = readings["other_cpu_percent"]
+    assert (other.value or 0.0) > 60.0 or "part of the machine" in other.reason
+
+
 def test_sleeping_workers_use_almost_nothing_but_not_exactly_nothing(tmp_path: Path) -> None:
     with two_workers(tmp_path, busy=False), Monitor(UnreadableGpu("none")) as monitor:
         monitor.open_window()
@@ -213,7 +229,7 @@ def test_memory_of_children_counts_and_shared_pages_count_once() -> None:
     assert with_block is not None
     assert with_block - alone == pytest.approx(size / 1e6, rel=0.15)
     code = (
-        f"import time; b = bytearray({size}); b[::4096] = b'x' * len(b[::4096]); print(1, flush=True); time.sleep(60)"
+        f"import time\nb = bytearray({size})\nb[::4096] = b'x' * len(b[::4096])\nprint(1, flush=True)\ntime.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:

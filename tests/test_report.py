@@ -50,6 +50,7 @@ def make_row(
         "images_per_s_runs": list(rates),
         "images_per_s_interval": [min(rates), max(rates)] if len(rates) > 1 else None,
         "cpu_percent": 183.0,
+        "other_cpu_percent": 1.0,
         "cpu_cores_available": 2.0,
         "gpu_util_percent": None,
         "gpu_sm_active_percent": None,
@@ -161,7 +162,9 @@ def test_every_line_says_warm_or_cold_and_no_figure_is_cut(width: int) -> None:
 
 
 def test_notes_name_skips_fallbacks_caches_and_failures() -> None:
-    row = make_row(skipped=3, fallbacks={"CMYK": 2}, cache_note="asked to be cold, but 40 % stayed")
+    row = make_row(
+        skipped=3, fallbacks={"CMYK": 2}, cache_note="asked to be cold, but 40 % stayed", other_cpu_percent=77.0
+    )
     document = make_file(
         [row],
         failures=[{"backend": "dali", "data": "photos", "mode": "loader", "error": "no driver"}],
@@ -169,6 +172,7 @@ def test_notes_name_skips_fallbacks_caches_and_failures() -> None:
     )
     notes = "\n".join(collect_notes(document))
     for part in (
+        "77 to 77 % CPU during 1 of 1 rows",
         "3 samples skipped",
         "CMYK",
         "asked to be cold",
@@ -237,6 +241,7 @@ def test_the_command_measures_and_writes_both_files(tmp_path: Path) -> None:
     [
         (["nowhere"], "nowhere"),
         (["{folder}", "--backend", "pill"], "pil"),
+        (["{folder}", "--backend", "webdataset", "--device", "cpu"], "it reads shards"),
         (["{folder}", "--json", "{folder}/missing/out.json"], "does not exist"),
         (["{folder}", "--backend", "pil", "--device", "cuda:7"], "--device"),
         (["{folder}", "{other}", "--backend", "pil", "--device", "cpu"], "the same samples"),

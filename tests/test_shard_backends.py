@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 
 import fastdata
-from fastdata.errors import UsageError
+from fastdata.errors import ShardError, UsageError
 from fastdata.testing import PipelineConformance, write_numbered_folder, write_varied_folder
-from tests.shard_files import convert_with_damage
+from tests.shard_files import convert_with_damage, write_numbered_shards
 
 TRAIN = (fastdata.RandomResizedCrop(48), fastdata.RandomHorizontalFlip(), fastdata.Normalize())
 
@@ -70,3 +71,19 @@ def test_a_folder_is_refused_with_the_way_to_shards(tmp_path: Path) -> None:
     folder = write_numbered_folder(tmp_path / "numbered", 2)
     with pytest.raises(UsageError, match="fastdata shard"):
         fastdata.open_pipeline(folder, backend="webdataset", transform=fastdata.Resize((16, 16)), batch_size=2)
+
+
+def test_a_cut_shard_of_another_writer_raises_or_is_skipped_and_reported(tmp_path: Path) -> None:
+    shards = write_numbered_shards(tmp_path / "shards", [10, 10])
+    cut = shards / "shard-000001.tar"
+    with tarfile.open(cut) as tar:
+        offset = tar.getmember("000000016.jpg").offset_data
+    cut.write_bytes(cut.read_bytes()[: offset + 300])
+    arguments = {"transform": fastdata.Resize((16, 16)), "batch_size": 4, "workers": 1}
+    for backend in ("pil", "torchvision", "webdataset"):
+        with pytest.raises(ShardError, match=r"shard-000001\.tar"):
+            fastdata.open_pipeline(shards, backend=backend, **arguments)
+        with fastdata.open_pipeline(shards, backend=backend, on_error="skip", **arguments) as loader:
+            for _ in range(2):
+                assert sum(len(batch) for batch in loader) == 16
+                assert [item.reason.count("shard-000001.tar") for item in loader.report().skipped] == [1]

@@ -11,7 +11,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from fastdata import jpeg, jpeg_entropy, transcode
+from fastdata import jpeg, jpeg_encode, jpeg_segments, transcode
 from fastdata.errors import UsageError
 from tests.jpeg_files import SAMPLINGS, baseline, decoded, with_pillow
 
@@ -42,10 +42,10 @@ def spectral_scans(data: bytes) -> bytes:
         dc, counts = picture.dc[raster], picture.counts[raster]
         tokens = np.concatenate([picture.tokens[starts[b] : starts[b] + picture.counts[b]] for b in raster])
         frequencies, pattern, blocks = np.zeros((4, 256), np.int64), np.zeros(1, np.int64), len(raster)
-        assert jpeg_entropy.count_symbols(pattern, blocks, blocks, dc, counts, tokens, frequencies)
+        assert jpeg_encode.count_symbols(pattern, blocks, blocks, dc, counts, tokens, frequencies)
         codes, huffman = transcode._best_codes(frequencies)
         out, lengths = np.empty(len(data) + 4096, np.uint8), np.empty(1, np.int64)
-        size = jpeg_entropy.encode_scan(pattern, blocks, blocks, dc, counts, tokens, codes, out, lengths)
+        size = jpeg_encode.encode_scan(pattern, blocks, blocks, dc, counts, tokens, codes, out, lengths)
         sos = bytes([1, picture.frame[6 + 3 * component], 0, 0, 63, 0])
         scans += transcode._segment(0xC4, huffman) + transcode._segment(0xDA, sos) + out[:size].tobytes()
     return head + scans + b"\xff\xd9"
@@ -244,7 +244,7 @@ def test_long_segments_use_the_escape_and_many_segments_use_several_parts() -> N
     header = jpeg.read_header(ready)
     assert header.table_end - header.table_offset == 16 + 5 * 4
     lengths = np.array([254, 255, 70_000, 1] + [7] * 140_000)
-    parts = jpeg.table_segments(lengths)
+    parts = jpeg_segments.table_segments(lengths)
     assert parts.count(jpeg.TABLE_SIGNATURE) == 3
     first = struct.unpack(">H", parts[2:4])[0]
     assert parts[16:31] == bytes([254, 255, 0, 0, 0, 255, 255, 0, 1, 0x11, 0x70, 1, 7, 7, 7])
@@ -256,7 +256,7 @@ def test_huffman_codes_stay_within_16_bits_and_leave_the_all_ones_code_free() ->
         padded = np.zeros(256, np.int64)
         padded[: len(frequencies)] = np.minimum(frequencies, 2**40)
         counts, symbols = np.zeros(16, np.uint8), np.zeros(256, np.uint8)
-        used = jpeg_entropy.code_lengths(padded, counts, symbols)
+        used = jpeg_encode.code_lengths(padded, counts, symbols)
         lengths = np.repeat(np.arange(1, 17), counts)
         assert used == len(lengths) == np.count_nonzero(padded)
         assert sorted(symbols[:used]) == np.flatnonzero(padded).tolist()

@@ -330,6 +330,11 @@ class Feeder:
         self._thread = threading.Thread(target=self._run, name="fastdata-dali-feed", daemon=True)
         self._thread.start()
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether `next` has nothing more to give."""
+        return self._exhausted
+
     def next(self, *, block: bool) -> Feed | None:
         """Return the next feed; None at the end of the epoch, or where none is ready and `block` is off.
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastdata.backends._buffers import BufferPool
 from fastdata.backends._samples import ChunkResult, SampleLoader
 from fastdata.errors import UsageError, WorkerError
-from fastdata.sources.stream import HeldSamples
+from fastdata.sources.streamed import HeldSamples
 
 _WAIT_FOR_WORKERS_S = 5.0
 

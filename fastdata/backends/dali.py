@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 from collections import deque
 from collections.abc import Generator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,28 @@ from fastdata.pipeline import Availability, Delivery, EpochPlan, Pipeline
 from fastdata.sources import IndexedSource
 from fastdata.spec import DaliOptions, Execution, PipelineSpec
 
+if TYPE_CHECKING:
+    from fastdata.backends._dali_feed import Feed, Feeder
+    from fastdata.backends._dali_graph import DaliGraph, GraphError
+
 _GPU_DECODE_THREADS = 4
 """Beside the JPEG engines of an H200, more threads cost CPU and bring nothing; fewer starve the rest of the decode."""
 _RETRIES = 3
 """Attempts to load a batch on which DALI failed; in the last one the reference decodes all of it."""
+
+
+@dataclass
+class _Lane:
+    """One epoch in work."""
+
+    plan: EpochPlan
+    """What it delivers."""
+    feeder: Feeder
+    """Makes its feeds."""
+    running: deque[Feed] = field(default_factory=deque)
+    """Feeds that DALI works on, or that have nothing to decode, oldest first."""
+    error: Exception | None = None
+    """What the feeder raised while the epoch before was still running."""
 
 
 class DaliPipeline(Pipeline):
@@ -46,7 +64,7 @@ class DaliPipeline(Pipeline):
         _require_dali(spec.device)
         super().__init__(source, spec, execution)
         from fastdata.backends._dali_feed import FeedMaker  # imports numba and torch, which listing backends must not
-        from fastdata.backends._dali_graph import DaliGraph, GraphSettings
+        from fastdata.backends._dali_graph import GraphSettings
         from fastdata.backends._device import BatchFinish
 
         self._options = execution.options or DaliOptions()
@@ -54,8 +72,9 @@ class DaliPipeline(Pipeline):
         self._finish = BatchFinish(spec) if unfinished else None
         self._settings = GraphSettings(spec, self._options, self._decode_threads(), raw=unfinished)
         self._graph: DaliGraph | None = None
+        self._ahead: _Lane | None = None
         self._maker = FeedMaker(source, spec, self._options.read_threads)
-        self._retired: deque[tuple[Any, Any]] = deque()
+        self._retired: deque[tuple[Any, Feed]] = deque()
         self._errors: list[str] = []
 
     @classmethod
@@ -65,28 +84,28 @@ class DaliPipeline(Pipeline):
         return Availability(cls.name, works, reason, remedy)
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
-        from fastdata.backends._dali_feed import Feed, FeedCosts, Feeder
+        from fastdata.backends._dali_feed import FeedCosts
 
         self._maker.costs = FeedCosts()
         self._errors = []
-        running: deque[Feed] = deque()
-        feeder = Feeder(self._maker, plan, self.execution.prefetch)
+        lane = self._take_lane(plan)
+        completed = False
         try:
             while True:
-                while len(running) < self._options.queue_depth:
-                    feed = feeder.next(block=not running)
-                    if feed is None:
-                        break
-                    self._start(feed)
-                    running.append(feed)
-                if not running:
+                self._fill(lane)
+                if not lane.running:
+                    completed = True
                     return
-                yield self._deliver(running)
+                yield self._deliver(lane)
         finally:
-            feeder.stop()
-            self._abandon(running)
+            lane.feeder.stop()
+            if not completed:
+                self._abandon(lane)
 
     def _release(self) -> None:
+        if self._ahead is not None:
+            self._ahead.feeder.stop()
+            self._ahead = None
         if self._graph is not None:
             self._graph.close()
             self._graph = None
@@ -111,7 +130,49 @@ class DaliPipeline(Pipeline):
             return self._options.decode_threads
         return workers if self.spec.device == "cpu" else min(workers, _GPU_DECODE_THREADS)
 
-    def _start(self, feed: Any) -> None:
+    def _take_lane(self, plan: EpochPlan) -> _Lane:
+        """Return the epoch's lane: the one that was started ahead, if it is this epoch's, else a new one."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if (ahead.plan.epoch, ahead.plan.steps.done) == (plan.epoch, plan.steps.done):
+                return ahead
+            ahead.feeder.stop()
+            self._abandon(ahead)
+        return self._open_lane(plan)
+
+    def _open_lane(self, plan: EpochPlan) -> _Lane:
+        from fastdata.backends._dali_feed import Feeder
+
+        return _Lane(plan, Feeder(self._maker, plan, self.execution.prefetch))
+
+    def _fill(self, lane: _Lane) -> None:
+        """Keep DALI busy: with this epoch's batches, then, so that no gap opens between epochs, with the next one's."""
+        if lane.error is not None:
+            raise lane.error
+        depth = self._options.queue_depth
+        while len(lane.running) < depth:
+            feed = lane.feeder.next(block=not lane.running)
+            if feed is None:
+                break
+            self._start(feed)
+            lane.running.append(feed)
+        if not lane.feeder.exhausted or not lane.running:
+            return
+        if self._ahead is None:
+            self._ahead = self._open_lane(self._plan(lane.plan.epoch + 1, 0))
+        ahead = self._ahead
+        while ahead.error is None and len(lane.running) + len(ahead.running) < depth:
+            try:
+                feed = ahead.feeder.next(block=False)
+            except Exception as exc:  # belongs to the next epoch, and is raised there
+                ahead.error = exc
+                return
+            if feed is None:
+                return
+            self._start(feed)
+            ahead.running.append(feed)
+
+    def _start(self, feed: Feed) -> None:
         from fastdata.backends._dali_graph import DaliGraph
 
         if self._graph is None:
@@ -119,18 +180,19 @@ class DaliPipeline(Pipeline):
         if feed.inputs is not None:
             self._graph.start(feed.inputs)
 
-    def _deliver(self, running: deque[Any]) -> Delivery:
+    def _deliver(self, lane: _Lane) -> Delivery:
         """Take the oldest run; where DALI failed on it, load it again without what DALI cannot take."""
         from fastdata.backends._dali_graph import GraphError
 
-        feed = running.popleft()
+        feed = lane.running.popleft()
         pictures = None
         if feed.inputs is not None:
             assert self._graph is not None
             try:
                 pictures = self._graph.receive()
             except GraphError as error:
-                feed, pictures = self._retry(feed, running, error)
+                behind = [*lane.running, *(self._ahead.running if self._ahead is not None else ())]
+                feed, pictures = self._retry(feed, behind, error)
         delivery = Delivery(None, feed.failed, feed.fallbacks)
         if pictures is None:
             return delivery
@@ -138,7 +200,7 @@ class DaliPipeline(Pipeline):
         self._retire(feed)
         return replace(delivery, batch=batch)
 
-    def _retry(self, feed: Any, running: deque[Any], error: Any) -> tuple[Any, Any]:
+    def _retry(self, feed: Feed, behind: list[Feed], error: GraphError) -> tuple[Feed, Any]:
         """Load a batch again after DALI failed on it, and start again what was behind it.
 
         DALI declares a pipeline that failed invalid, so a fresh one takes over. It names one sample at a time, which
@@ -158,7 +220,7 @@ class DaliPipeline(Pipeline):
             self._graph.rebuild()
             self._maker.give_back(feed)
             feed = self._maker.make(feed.step, self._maker.read(feed.step))
-            for waiting in (feed, *running):
+            for waiting in (feed, *behind):
                 self._start(waiting)
             try:
                 return feed, None if feed.inputs is None else self._graph.receive()
@@ -166,7 +228,7 @@ class DaliPipeline(Pipeline):
                 error = again
         raise self._broken(feed, error) from error
 
-    def _finished(self, feed: Any, pictures: Any) -> Batch:
+    def _finished(self, feed: Feed, pictures: Any) -> Batch:
         import torch
 
         ids = feed.step.ids[feed.kept]
@@ -180,7 +242,7 @@ class DaliPipeline(Pipeline):
             labels = torch.from_numpy(found).to(self.spec.device)
         return Batch(pictures, labels, torch.from_numpy(np.ascontiguousarray(ids)))
 
-    def _retire(self, feed: Any) -> None:
+    def _retire(self, feed: Feed) -> None:
         """Reuse the memory of feeds that DALI has read. On a GPU its copies may still be queued when a batch is out."""
         if self.spec.device == "cpu":
             self._maker.give_back(feed)
@@ -193,11 +255,16 @@ class DaliPipeline(Pipeline):
         while self._retired and self._retired[0][0].query():
             self._maker.give_back(self._retired.popleft()[1])
 
-    def _abandon(self, running: deque[Any]) -> None:
-        """Wait for runs that nobody will take, so that their memory may be reused."""
+    def _abandon(self, lane: _Lane) -> None:
+        """Wait for runs that nobody will take, the next epoch's too, so that their memory may be reused."""
         from fastdata.backends._dali_graph import GraphError
 
-        if self._graph is None or not running:
+        dropped = [*lane.running]
+        if self._ahead is not None:
+            self._ahead.feeder.stop()
+            dropped += self._ahead.running
+            self._ahead = None
+        if self._graph is None:
             return
         try:
             self._graph.drain()
@@ -206,10 +273,10 @@ class DaliPipeline(Pipeline):
             self._errors.append(_short(error))
             self._graph.close()
             self._graph = None
-        for feed in running:
+        for feed in dropped:
             self._maker.give_back(feed)
 
-    def _broken(self, feed: Any, error: Any) -> WorkerError:
+    def _broken(self, feed: Feed, error: GraphError) -> WorkerError:
         first = self.source.where(int(feed.step.positions[0]))
         return WorkerError(
             f"DALI on step {feed.step.number} of epoch {feed.step.epoch} (first sample: {first})",
@@ -232,7 +299,7 @@ def _require_dali(device: str) -> None:
     importlib.import_module("nvidia.dali")
 
 
-def _short(error: Any) -> str:
+def _short(error: GraphError) -> str:
     """Return DALI's own words without the traceback of the graph's definition."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "nvImageCodec" in line or ("ecode" in line and "File" not in line)]

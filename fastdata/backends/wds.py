@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from fastdata.backends._host import HostPipeline
+from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, StreamPlan
 from fastdata.sources import IndexedSource
 from fastdata.sources.open import is_stream
@@ -23,12 +24,12 @@ class WebDatasetPipeline(HostPipeline):
     _plan_in_work: EpochPlan | None = None
 
     @classmethod
-    def open_source(cls, data: Any, labels: Labels, options: Any) -> IndexedSource | ShardStream:
+    def open_source(cls, data: Any, labels: Labels, options: Any, *, skip_damaged: bool) -> IndexedSource | ShardStream:
         """Open local shards by their index; URLs, commands and what the user wants so as a stream."""
         chosen = options if isinstance(options, WebDatasetOptions) else WebDatasetOptions()
         if not chosen.stream and not is_stream(data):
             _refuse_stream_options(chosen)
-            return super().open_source(data, labels, options)
+            return super().open_source(data, labels, options, skip_damaged=skip_damaged)
         return open_stream(data, labels, allow_pipe=chosen.allow_pipe, length=chosen.length, split=chosen.split)
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
@@ -43,8 +44,6 @@ class WebDatasetPipeline(HostPipeline):
 
 
 def _refuse_stream_options(options: WebDatasetOptions) -> None:
-    from fastdata.errors import UsageError
-
     for name in ("length", "split"):
         if getattr(options, name) != getattr(WebDatasetOptions, name):
             raise UsageError(

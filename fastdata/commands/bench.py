@@ -7,11 +7,13 @@ import datetime
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fastdata.job import Job
     from fastdata.measure import Task
 
@@ -104,14 +106,12 @@ def compare(
 
     Files of different data, machines or cache states are refused.
     """
-    from rich.console import Console
-
     from fastdata.compare import compare as compare_documents
     from fastdata.compare import show_comparison
     from fastdata.report import read_document
 
     comparison = compare_documents(read_document(before), read_document(after))
-    show_comparison(comparison, Console())
+    show_comparison(comparison, _screen())
     if fail_if_slower and any(change.verdict == "slower" for change in comparison.changes):
         raise typer.Exit(1)
 
@@ -142,10 +142,16 @@ class _Plan:
     model: str | None
     compiled: bool
 
-    def tasks(self, works: list[str]) -> tuple[list[Task], list[dict[str, str]]]:
-        """Return the tasks in the order of the table, and what is left out with its reason."""
+    def tasks(self, works: list[str], kinds: dict[str, str]) -> tuple[list[Task], list[dict[str, str]]]:
+        """Return the tasks in the order of the table, and what is left out with its reason.
+
+        Args:
+            works: Backends that work here.
+            kinds: The kind of source of each data.
+        """
         from fastdata.baselines import baseline_tasks
         from fastdata.benchmark import with_synthetic
+        from fastdata.registry import load_backend
         from fastdata.sources.open import is_shards
 
         rows: list[Task] = []
@@ -153,6 +159,11 @@ class _Plan:
         for data in self.data:
             here = dataclasses.replace(self.template, data=data)
             for name in works:
+                reads = load_backend(name).source_kinds
+                if kinds[data] not in reads:
+                    reason = f"it reads {' or '.join(reads)}; {data} is a {kinds[data]}"
+                    left_out.append({"backend": name, "reason": reason})
+                    continue
                 rows.append(dataclasses.replace(here, backend=name))
                 if self.block_shards and is_shards(data):
                     rows.append(dataclasses.replace(here, backend=name, block_shards=self.block_shards))
@@ -168,10 +179,10 @@ class _Plan:
         return rows, left_out
 
 
-def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path | None, html_file: Path | None) -> bool:
+def _measure(
+    plan: _Plan, repeats: int, job: Job, console: Console, json_file: Path | None, html_file: Path | None
+) -> bool:
     """Run the plan, print and write the results on rank 0; return whether a row failed."""
-    from rich.console import Console
-
     from fastdata.baselines import with_best_settings
     from fastdata.benchmark import run_benchmark
     from fastdata.dataset import describe_data
@@ -180,9 +191,10 @@ def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path 
 
     dataset = describe_data(plan.data)
     works, unavailable = _choose_backends(plan.backends)
-    tasks, left_out = plan.tasks(works)
+    kinds = {source["data"]: source["kind"] for source in dataset["sources"]}
+    tasks, left_out = plan.tasks(works, kinds)
     if not tasks:
-        _nothing_works(unavailable)
+        _nothing_works([*unavailable, *left_out])
     with console.status("starting") as status:
 
         def progress(done: int, total: int, task: Task, came_out: str) -> None:
@@ -191,8 +203,11 @@ def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path 
             console.print(line, markup=False, highlight=False)
 
         status.update("measuring")
-        tasks = [with_best_settings(task, job, progress) for task in tasks]
+        tasks, sweeps = with_best_settings(tasks, job, progress)
         outcome = run_benchmark(tasks, repeats, job, progress)
+    for row in outcome.rows:
+        if row["mode"] != "synthetic":
+            row["source"] = kinds[row["data"]]  # a baseline knows folder and shards only
     if job.rank == 0:
         document = make_document(
             outcome.rows,
@@ -204,13 +219,20 @@ def _measure(plan: _Plan, repeats: int, job: Job, console: Any, json_file: Path 
             failures=outcome.failures,
             unavailable=[*unavailable, *left_out],
         )
-        screen = Console()
-        show(document, screen if screen.is_terminal else Console(width=_FILE_CHARACTERS))
+        document["sweeps"] = sweeps
+        show(document, _screen())
         if json_file:
             write_document(document, json_file)
         if html_file:
             html_file.write_text(render_html(document), encoding="utf-8")
     return bool(outcome.failures)
+
+
+def _screen() -> Console:
+    from rich.console import Console
+
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=_FILE_CHARACTERS)
 
 
 def _choose_backends(asked: list[str] | None) -> tuple[list[str], list[dict[str, str]]]:

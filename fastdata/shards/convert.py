@@ -16,6 +16,7 @@ from typing import Any
 from fastdata.cores import usable_cores
 from fastdata.errors import ShardError, SourceError, UsageError
 from fastdata.progress import Bar
+from fastdata.shards.load import Loader
 from fastdata.shards.options import ConvertOptions
 from fastdata.shards.outfolder import (
     SPLITS_NAME,
@@ -97,7 +98,7 @@ def convert_folder(
     labels, classes = map_labels(source, options.class_map)
     plans = plan_splits(labels, options)
     names = [plan.name for plan in plans]
-    plan = {"options": options.identity(), "source": source_digest(source, labels, classes), "samples": len(source)}
+    plan = {"options": options.identity(), "source_digest": source_digest(source, labels, classes)}
     refuse_others_tars(out, names)
     if not (out / WORK_NAME).exists() and holds_shards(out, names) and not overwrite:
         _refuse_other_set(out, names, plan, resume)
@@ -105,7 +106,8 @@ def convert_folder(
     made_out = not out.exists()
     with WorkFolder(out) as work:
         _take_over(out, work, names, plan, resume=resume, overwrite=overwrite)
-        job = PackJob(source, labels, options, make_reencode(options), work, workers or usable_cores())
+        loader = Loader(source, labels, options, make_reencode(options))
+        job = PackJob(source, loader, options, work, workers or usable_cores())
         facts = {"stored": options.stored, **plan, "ignored": source.ignored}
         try:
             packed = _pack_all(job, plans, out)
@@ -114,6 +116,14 @@ def convert_folder(
             if options.split:
                 counts = {s.name: sum(r.samples for r in records) for s, records in zip(plans, packed, strict=True)}
                 write_text(out / SPLITS_NAME, json.dumps(counts) + "\n")
+        except OSError as exc:  # reading is mapped where it happens, so this is about writing: most often a full disk
+            _leave(out, work, plans, made_out)
+            raise ShardError(
+                str(out),
+                f"writing failed: {exc.strerror or exc}",
+                "a folder with room for the shards",
+                "Shards that were finished are kept: make room and pass --resume.",
+            ) from exc
         except BaseException:
             _leave(out, work, plans, made_out)
             raise

@@ -9,7 +9,18 @@ from fastdata.decode import decode_reference, reference_size
 from fastdata.errors import DecodeError
 
 # What a JPEG's header cannot promise is tried: these may decode or not, and are rare.
-_TRY = frozenset((jpeg.DAMAGED, jpeg.UNUSUAL, jpeg.NOT_8_BIT, jpeg.CODING, jpeg.NO_HEIGHT, jpeg.TOO_LARGE, jpeg.NO_END))
+_TRY = frozenset(
+    (
+        jpeg.NOT_A_JPEG,
+        jpeg.DAMAGED,
+        jpeg.UNUSUAL,
+        jpeg.NOT_8_BIT,
+        jpeg.CODING,
+        jpeg.NO_HEIGHT,
+        jpeg.TOO_LARGE,
+        jpeg.NO_END,
+    )
+)
 _MAGIC = (
     (b"\xff\xd8", "jpg"),
     (b"\x89PNG\r\n\x1a\n", "png"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,19 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata.progress import Bar
-from fastdata.shards.load import Loaded, Refused, load_sample
+from fastdata.shards.load import Loaded, Loader, Refused
 from fastdata.shards.options import ConvertOptions
 from fastdata.shards.outfolder import remove_shards_from
-from fastdata.shards.reencode import Reencode
 from fastdata.shards.shardfile import ShardFile
-from fastdata.shards.tarformat import BLOCK, archive_bytes, sample_bytes, sample_parts, shard_name
+from fastdata.shards.tarformat import BLOCK, archive_bytes, shard_name
 from fastdata.shards.workfolder import ShardRecord, WorkFolder
 from fastdata.sources.arrayfile import sync_folder
 from fastdata.sources.folder import FolderSource
 
 _CHUNK = 16  # samples a task at most: handing over a task costs about as much as a small sample
-_CHUNK_BYTES = 4 << 20
-_CHUNKS_AHEAD = 3  # for each worker
+_CHUNK_BYTES = 2 << 20
+_CHUNKS_AHEAD = 4  # for each worker
+_NO_BYTES = memoryview(b"")
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,10 @@ class PackJob:
 
     source: FolderSource
     """Where samples come from."""
-    labels: NDArray[np.int64]
-    """(n,) label of each position."""
+    loader: Loader
+    """Loads samples of it."""
     options: ConvertOptions
     """What shards hold."""
-    reencode: Reencode | None
-    """Re-encodes pictures; None: they are stored as they are."""
     work: WorkFolder
     """Where shards grow and their records lie."""
     workers: int
@@ -81,7 +79,7 @@ def pack_split(job: PackJob, split: str, folder: Path, order: NDArray[np.int64],
         stack.callback(packer.discard)
         for place, sample in enumerate(_load_in_order(job, order[start:], pools[0]), start):
             packer.take(place, sample)
-            bar.advance(1, len(sample.data) if isinstance(sample, Loaded) else 0)
+            bar.advance(1, sample.data_bytes if isinstance(sample, Loaded) else 0)
         packer.end(len(order))
     return records
 
@@ -102,6 +100,7 @@ class _Packer:
         self._skipped: list[tuple[int, str]] = []
         self._skipped_since: list[tuple[int, str]] = []  # after the last stored sample
         self._finishing: deque[Future[ShardRecord]] = deque()
+        self._failed = False
 
     def take(self, place: int, sample: Loaded | Refused) -> None:
         """Store one sample, or note that it is left out."""
@@ -110,20 +109,16 @@ class _Packer:
                 raise sample.error
             self._skipped_since.append((sample.position, str(sample.error)))
             return
-        size = sample_bytes(len(sample.data))
+        size = sample.stop - sample.start
         if self._file is not None and archive_bytes(self._file.payload_bytes + size) > self._job.options.max_bytes:
             self._close_shard()
         if self._file is None:
             self._file = ShardFile(
                 self._job.work.temporary(self._split, self._number), self._write_pool, self._hash_pool
             )
-        position = sample.position
-        parts = sample_parts(
-            int(self._job.source.ids[position]), sample.facts.extension, sample.data, int(self._job.labels[position])
-        )
         self._offsets.append(self._file.payload_bytes + BLOCK)
-        self._samples.append(replace(sample, data=b""))
-        self._file.add(parts, size)
+        self._samples.append(replace(sample, segment=_NO_BYTES))
+        self._file.add(sample.segment, sample.start, sample.stop)
         self._skipped += self._skipped_since
         self._skipped_since = []
         self._next_place = place + 1
@@ -168,13 +163,13 @@ class _Packer:
         rows: dict[str, NDArray[Any]] = {
             "position": np.array([sample.position for sample in samples], np.int64),
             "offset": np.array(self._offsets, np.int64),
-            "size": np.array([sample.stored_bytes for sample in samples], np.int64),
+            "size": np.array([sample.data_bytes for sample in samples], np.int64),
             "width": np.array([sample.facts.width for sample in samples], np.int32),
             "height": np.array([sample.facts.height for sample in samples], np.int32),
             "orientation": np.array([sample.facts.orientation for sample in samples], np.uint8),
             "crc32": np.array([sample.crc32 for sample in samples], np.uint32),
         }
-        if self._job.reencode is not None:
+        if samples[0].stored_sha256:
             for name in ("source_sha256", "stored_sha256"):
                 digests = b"".join(getattr(sample, name) for sample in samples)
                 rows[name] = np.frombuffer(digests, np.uint8).reshape(len(samples), 32)
@@ -190,12 +185,15 @@ class _Packer:
         notes: Counter[str],
     ) -> ShardRecord:
         try:
+            if self._failed:  # named shards have no gaps
+                raise CancelledError
             sha256, size_bytes = file.finish()
             record = ShardRecord(len(rows["position"]), size_bytes, sha256, next_place, skipped, notes, rows)
             self._job.work.keep_record(self._split, number, record)
             file.publish(self._folder / shard_name(number))
             sync_folder(self._folder)
         except BaseException:
+            self._failed = True
             file.discard()
             raise
         return record
@@ -210,20 +208,16 @@ def _load_in_order(job: PackJob, positions: NDArray[np.int64], pool: ThreadPoolE
         while at < len(positions) or ahead:
             while at < len(positions) and len(ahead) < _CHUNKS_AHEAD * job.workers:
                 count = max(1, min(_CHUNK, int(_CHUNK_BYTES / mean_bytes)))
-                ahead.append(pool.submit(_load_chunk, job, positions[at : at + count].tolist()))
+                ahead.append(pool.submit(job.loader.load, positions[at : at + count].tolist()))
                 at += count
             chunk = ahead.popleft().result()
-            stored = [len(sample.data) for sample in chunk if isinstance(sample, Loaded)]
+            stored = [sample.data_bytes for sample in chunk if isinstance(sample, Loaded)]
             if stored:
                 mean_bytes = max(1.0, 0.75 * mean_bytes + 0.25 * sum(stored) / len(stored))
             yield from chunk
     finally:
         for future in ahead:
             future.cancel()
-
-
-def _load_chunk(job: PackJob, positions: Sequence[int]) -> list[Loaded | Refused]:
-    return [load_sample(job.source, position, job.options, job.reencode) for position in positions]
 
 
 def _pool(count: int, name: str) -> ThreadPoolExecutor:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 from fastdata.shards.tarformat import archive_end
 
-_FLUSH_BYTES = 4 << 20  # large writes; small enough that two on their way cost little memory
-_PIECES_ON_THEIR_WAY = 4
+_FLUSH_BYTES = 2 << 20  # each hand-over between threads costs as much as some 100 kB of copying
+_WRITES_AHEAD = 8
 
 
 class ShardFile:
@@ -28,23 +31,22 @@ class ShardFile:
         self.payload_bytes = 0
         self._path = temporary
         self._handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self._pools = (write_pool, hash_pool)
-        self._pieces: list[bytes] = []
-        self._piece_bytes = 0
+        self._write_pool, self._hash_pool = write_pool, hash_pool
         self._digest = hashlib.sha256()
         self._on_their_way: deque[Future[None]] = deque()
+        self._pieces: list[memoryview] = []
+        self._pieces_bytes = 0
+        self._segment = memoryview(b"")  # the run of bytes that grows while samples lie side by side
+        self._start = self._stop = 0
 
-    def add(self, parts: tuple[bytes, ...], size: int) -> None:
-        """Append bytes.
-
-        Args:
-            parts: Written one after another.
-            size: Their length in all.
-        """
-        self._pieces.extend(parts)
-        self._piece_bytes += size
-        self.payload_bytes += size
-        if self._piece_bytes >= _FLUSH_BYTES:
+    def add(self, segment: memoryview, start: int, stop: int) -> None:
+        """Append ``segment[start:stop]``, which must not change any more."""
+        if segment is not self._segment or start != self._stop:
+            self._close_piece()
+            self._segment, self._start = segment, start
+        self._stop = stop
+        self.payload_bytes += stop - start
+        if self._pieces_bytes + self._stop - self._start >= _FLUSH_BYTES:
             self._send()
 
     def finish(self) -> tuple[str, int]:
@@ -53,8 +55,9 @@ class ShardFile:
         Returns:
             The file's sha256 and its size in bytes.
         """
+        self._close_piece()
         end = archive_end(self.payload_bytes)
-        self._pieces.append(end)
+        self._pieces.append(memoryview(end))
         self._send()
         while self._on_their_way:
             self._on_their_way.popleft().result()
@@ -75,13 +78,18 @@ class ShardFile:
         self._close()
         self._path.unlink(missing_ok=True)
 
+    def _close_piece(self) -> None:
+        if self._stop > self._start:
+            self._pieces.append(self._segment[self._start : self._stop])
+            self._pieces_bytes += self._stop - self._start
+        self._segment, self._start, self._stop = memoryview(b""), 0, 0
+
     def _send(self) -> None:
-        block = b"".join(self._pieces)
-        self._pieces, self._piece_bytes = [], 0
-        write_pool, hash_pool = self._pools
-        self._on_their_way.append(write_pool.submit(_write_all, self._handle, block))
-        self._on_their_way.append(hash_pool.submit(self._digest.update, block))
-        while len(self._on_their_way) > 2 * _PIECES_ON_THEIR_WAY:
+        self._close_piece()
+        pieces, self._pieces, self._pieces_bytes = self._pieces, [], 0
+        self._on_their_way.append(self._write_pool.submit(_write_all, self._handle, pieces))
+        self._on_their_way.append(self._hash_pool.submit(_hash_all, self._digest, pieces))
+        while len(self._on_their_way) > 2 * _WRITES_AHEAD:
             self._on_their_way.popleft().result()
 
     def _close(self) -> None:
@@ -90,7 +98,33 @@ class ShardFile:
             self._handle = -1
 
 
-def _write_all(handle: int, block: bytes) -> None:
-    view = memoryview(block)
-    while view:
-        view = view[os.write(handle, view) :]
+def _write_all(handle: int, pieces: Sequence[memoryview]) -> None:
+    left = list(pieces)
+    size = sum(map(len, left))
+    while left:
+        done = os.writev(handle, left)
+        while left and done >= len(left[0]):
+            done -= len(left.pop(0))
+        if done:
+            left[0] = left[0][done:]
+    _start_writeback(handle, size)
+
+
+def _start_writeback(handle: int, size: int) -> None:
+    """Let the disk begin with what was just written, so that little is left for the fsync at the end (Linux only)."""
+    start = _sync_file_range()
+    if start is not None:
+        start(handle, os.lseek(handle, 0, os.SEEK_CUR) - size, size, 2)  # 2: SYNC_FILE_RANGE_WRITE; advice, may fail
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint]
+    return function
+
+
+def _hash_all(digest: hashlib._Hash, pieces: Sequence[memoryview]) -> None:
+    for piece in pieces:
+        digest.update(piece)

@@ -41,16 +41,10 @@ def header(name: str, size: int) -> bytes:
     return name_field + _MODE_TO_GID + size_field + _TIME + b"%06o\0 " % checksum + _AFTER_CHECKSUM
 
 
-def sample_parts(sample_id: int, extension: str, data: bytes, label: int) -> tuple[bytes, bytes, bytes]:
-    """Return a sample's two members as three pieces to write one after another; the second is `data` itself."""
-    key = sample_key(sample_id)
+def label_parts(key: str, data_bytes: int, label: int) -> bytes:
+    """Return what follows a picture of so many bytes: its padding, and the label's member."""
     text = b"%d" % label
-    after = (
-        _PADDING[: -len(data) % BLOCK]
-        + header(f"{key}.cls", len(text))
-        + text.ljust(-(-len(text) // BLOCK) * BLOCK, b"\0")
-    )
-    return header(f"{key}.{extension}", len(data)), data, after
+    return _PADDING[: -data_bytes % BLOCK] + header(f"{key}.cls", len(text)) + text.ljust(BLOCK, b"\0")
 
 
 def sample_bytes(data_bytes: int) -> int:

@@ -14,7 +14,7 @@ from fastdata.cores import usable_cores
 from fastdata.errors import ShardError, SourceError
 from fastdata.progress import Bar
 from fastdata.shards.outfolder import CLASSES_NAME, read_splits
-from fastdata.shards.tarformat import BLOCK, archive_bytes, header, sample_bytes, sample_key, sample_parts
+from fastdata.shards.tarformat import BLOCK, archive_bytes, header, label_parts, sample_bytes, sample_key
 from fastdata.sources.arrayfile import array_file_digest
 from fastdata.sources.mapping import map_file
 from fastdata.sources.paths import to_text
@@ -193,7 +193,6 @@ def _check_sample(
     data = view[offset : offset + size]
     if zlib.crc32(data) != crc32:
         return name, "zeroed" if not any(data) else "altered"
-    after = sample_parts(sample_id, "", bytes(data[: size % BLOCK or BLOCK]), label)[2]
-    if bytes(view[offset + size : at + sample_bytes(size)]) != after:
+    if bytes(view[offset + size : at + sample_bytes(size)]) != label_parts(key, size, label):
         return name, "another label than the index has, or an altered label member"
     return name, ""

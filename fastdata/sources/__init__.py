@@ -49,6 +49,8 @@ class IndexedSource(SampleReader, Protocol):
     """Class names, sorted as text; the index of a name is its label. Empty where there are none."""
     fingerprint: str
     """Hex digest over what makes two sources the same set of samples: count and ids. Guards ``load_state_dict``."""
+    faults: tuple[str, ...]
+    """What is damaged and left out, as messages; only where it may be."""
     layout: ShardLayout | None
     """How the samples lie in shards; None for a folder."""
 

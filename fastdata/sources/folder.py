@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,6 +107,7 @@ class FolderSource:
 
     kind = "folder"
     layout: ShardLayout | None = None
+    faults: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -166,8 +167,32 @@ class FolderSource:
             finally:
                 os.close(handle)
         except OSError as exc:
-            raise SourceError(printable(path), exc.strerror or str(exc), "a readable file") from exc
+            raise _unreadable(path, exc) from exc
         return data
+
+    def read_into(self, position: int, room: Callable[[int], memoryview]) -> memoryview:
+        """Read the bytes of one file to where the caller wants them.
+
+        Args:
+            position: The sample.
+            room: Takes the file's size in bytes and returns writable memory of that size; may raise to refuse it.
+
+        Returns:
+            The part of that memory that was filled.
+        """
+        path = self.path(position)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                place = room(os.fstat(handle).st_size)
+                filled = 0
+                while filled < len(place) and (count := os.readv(handle, [place[filled:]])):
+                    filled += count
+            finally:
+                os.close(handle)
+        except OSError as exc:
+            raise _unreadable(path, exc) from exc
+        return place[:filled]
 
     def where(self, position: int) -> str:
         """Return the path of one file."""
@@ -191,6 +216,10 @@ class FolderSource:
             self.ids = np.arange(len(self._scan.paths), dtype=np.int64)
         if from_folders:
             self.labels = self._scan.labels
+
+
+def _unreadable(path: bytes, exc: OSError) -> SourceError:
+    return SourceError(printable(path), exc.strerror or str(exc), "a readable file")
 
 
 def _read_on(handle: int, data: bytes, size: int) -> bytes:

@@ -128,7 +128,7 @@ def as_label_array(
             raise error(
                 i, repr(values[i]), "a label of the same kind as the first: numbers, text or sequences of numbers"
             )
-        if not math.isfinite(value):
+        if not textual and not math.isfinite(value):
             raise error(i, repr(values[i]), "a finite number")
     return np.asarray(parsed, np.float32)[:, None], ()
 

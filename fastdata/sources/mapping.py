@@ -65,7 +65,8 @@ def advise_will_need(address: int, starts: NDArray[np.int64], stops: NDArray[np.
     if not address or not len(starts):
         return
     first = starts // _PAGE * _PAGE
-    breaks = np.flatnonzero(first[1:] > np.maximum.accumulate(stops)[:-1]) + 1
+    ends_of_pages = -(-np.maximum.accumulate(stops) // _PAGE) * _PAGE
+    breaks = np.flatnonzero(first[1:] > ends_of_pages[:-1]) + 1
     begins = first[np.concatenate([[0], breaks])]
     ends = np.maximum.reduceat(stops, np.concatenate([[0], breaks]))
     library = _c_library()

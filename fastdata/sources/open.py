@@ -51,7 +51,9 @@ def open_source(
         UsageError: `data` is a URL.
     """
     if is_stream(data):
-        raise UsageError("data", f"{data!r}, which has no index", "a folder or local shards")
+        raise UsageError(
+            "data", f"{data!r}, which has no index", "a folder or local shards", 'Streams need backend="webdataset".'
+        )
     if is_shards(data):
         return open_shards(data, labels, allow_missing=allow_missing, skip_damaged=skip_damaged)
     assert isinstance(data, str | Path)

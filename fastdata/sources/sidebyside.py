@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -13,10 +10,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_ITEMS_A_PARCEL = 16  # a queue costs about 10 us a transfer
-_PARCEL_BYTES = 1 << 20
-_PARCELS_WAITING = 4
-_LOOK_AROUND_S = 0.1
+_WAITING_BYTES = 4 << 20  # of each reader
 _WAIT_FOR_THREAD_S = 5.0
 
 
@@ -38,10 +32,10 @@ def read_side_by_side(
     """Merge iterables: one item from each of the first few in turn; where one ends, the next takes its place.
 
     Args:
-        readers: What to read, in order. Each is read in a thread of its own, some parcels ahead.
+        readers: What to read, in order. Each is read in a thread of its own, some megabytes ahead.
         side_by_side: Readers that give items in turn.
         ahead: Further readers that are started already.
-        size_of: Bytes of an item, to bound what waits in memory: about 5 MB a reader, or a few large items.
+        size_of: Bytes of an item, to bound what waits in memory: 4 MiB a reader and one item, and as much again taken.
 
     Yields:
         Items in an order that depends on the arguments and items alone. An exception of a reader comes at its place.
@@ -82,60 +76,58 @@ class _Ended(Exception):
 
 
 class _Lane(Generic[T]):
-    """One reader in its thread, and the parcels that wait for the consumer."""
+    """One reader in its thread, and the items that wait for the consumer."""
 
     def __init__(self, reader: Stoppable[T], size_of: Callable[[T], int]) -> None:
         self._reader = reader
         self._size_of = size_of
-        self._parcels: queue.Queue[list[T] | BaseException | None] = queue.Queue(_PARCELS_WAITING)
-        self._opened: deque[T] = deque()
-        self._stopped = threading.Event()
+        self._taken: deque[T] = deque()  # the consumer's own: one lock fetches all that waits
+        self._waiting: deque[T] = deque()
+        self._waiting_bytes = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="fastdata-shard", daemon=True)
         self._thread.start()
 
     def take(self) -> T:
         """Return the next item; raises `_Ended` at the end, and what the reader raised."""
-        while not self._opened:
-            parcel = self._parcels.get()
-            if parcel is None:
-                raise _Ended
-            if isinstance(parcel, BaseException):
-                raise parcel
-            self._opened.extend(parcel)
-        return self._opened.popleft()
+        if not self._taken:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ended)
+                self._taken, self._waiting, self._waiting_bytes = self._waiting, self._taken, 0
+                self._changed.notify()
+        if self._taken:
+            return self._taken.popleft()
+        if self._error is not None:
+            raise self._error
+        raise _Ended
 
     def stop(self) -> None:
-        self._stopped.set()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
         self._reader.stop()
 
     def join(self) -> None:
         """Wait for the thread; one that a library holds in a read is left to end by itself."""
-        deadline = time.monotonic() + _WAIT_FOR_THREAD_S
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            with contextlib.suppress(queue.Empty):
-                self._parcels.get_nowait()
-            self._thread.join(_LOOK_AROUND_S / 10)
+        self._thread.join(_WAIT_FOR_THREAD_S)
 
     def _run(self) -> None:
-        end: BaseException | None = None
         try:
-            parcel: list[T] = []
-            parcel_bytes = 0
             for item in self._reader:
-                parcel.append(item)
-                parcel_bytes += self._size_of(item)
-                if len(parcel) == _ITEMS_A_PARCEL or parcel_bytes >= _PARCEL_BYTES:
-                    if not self._put(parcel):
+                size = self._size_of(item)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting_bytes < _WAITING_BYTES or self._stopped)
+                    if self._stopped:
                         return
-                    parcel, parcel_bytes = [], 0
-            self._put(parcel)
+                    self._waiting.append(item)
+                    self._waiting_bytes += size
+                    self._changed.notify()
         except BaseException as exc:  # it belongs to the consumer, whatever it is
-            end = exc
-        self._put(end)
-
-    def _put(self, parcel: list[T] | BaseException | None) -> bool:
-        while not self._stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                self._parcels.put(parcel, timeout=_LOOK_AROUND_S)
-                return True
-        return False
+            self._error = exc
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify()
