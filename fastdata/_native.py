@@ -38,19 +38,9 @@ def helper(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-<<<<<<< HEAD
-    """Like `compiled`, for small helpers that LLVM should always inline into the kernels that call them.
-
-    They cannot be called from Python: without the wrappers for that, and without files of their own in the cache,
-    the first batch on a new machine comes seconds sooner.
-    """
-    helper = numba.njit(nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-    return cast(Function, helper(function))
-=======
     """Like `helper`, always inlined."""
     wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return cast(Function, numba.njit(nogil=True, forceinline=True, **wrappers)(function))
->>>>>>> main
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:

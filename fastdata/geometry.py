@@ -89,9 +89,12 @@ def needed_windows(geometry: Geometry) -> NDArray[np.int64]:
 
 
 def choose_reductions(geometry: Geometry) -> NDArray[np.int64]:
-    """Return (n,) how far a decoder may reduce each picture: the largest of 1, 2, 4 and 8 that leaves every window at
-    least as large as what it is resized to, on both axes.
-    """  # fmt: skip
+    """Return how far a decoder may reduce each picture.
+
+    Returns:
+        (n,) the largest of 1, 2, 4 and 8 that leaves the window at least as large as what it is resized to, on both
+        axes.
+    """
     shrink = ((geometry.high - geometry.low) // geometry.full).min(axis=1)
     return 1 + (shrink >= 2) + 2 * (shrink >= 4) + 4 * (shrink >= 8)
 

@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fastdata._native import compiled, copy_bytes, inlined
+from fastdata._native import compiled, copy_bytes, helper, inlined
 from fastdata.errors import UsageError
 
 # ruff: noqa: ARG001  (numba fixes the parameters of an intrinsic and of its generator)
@@ -309,7 +309,7 @@ def _address(array: Any) -> Any:
     return np.intp(array.ctypes.data)
 
 
-@compiled
+@helper
 def _axis_weights(axis: Any) -> Any:
     """Return Pillow's filter of an axis: each output pixel's first source pixel, and its (size, taps) int32 weights.
 
@@ -342,7 +342,7 @@ def _axis_weights(axis: Any) -> Any:
     return begins, weights
 
 
-@compiled
+@helper
 def _filter_rows(
     source: Any, source_stride: Any, height: Any, width: Any, begins: Any, weights: Any, flip: Any, to: Any,
     to_stride: Any, block: Any,
@@ -370,7 +370,7 @@ def _filter_rows(
             _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, _address(result_offsets))
 
 
-@compiled
+@helper
 def _filter_columns(
     source: Any, source_stride: Any, row_bytes: Any, begins: Any, weights: Any, to: Any, to_stride: Any
 ) -> None:  # fmt: skip
@@ -387,7 +387,7 @@ def _filter_columns(
             )  # fmt: skip
 
 
-@compiled
+@helper
 def _resample(
     image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, out: Any, scratch: Any
 ) -> None:  # fmt: skip
@@ -435,11 +435,13 @@ def _resample(
             copy_bytes(out + y * out_width * 3, result + y * result_stride, out_width * 3)
 
 
-@compiled
+@helper
 def _axis(plan: Any, reduction: Any) -> Any:
-    """Return the first pixel that counts, of the reduced picture, and then, counted from there: first read, end of read,
-    pixels that count, full, first, size, where the window begins in the first pixel, and window pixels a full pixel.
-    """  # fmt: skip
+    """Return the first pixel that counts, of the reduced picture, and what the passes need, counted from there.
+
+    That is: first read, end of read, pixels that count, full, first, size, where the window begins in the first pixel,
+    and window pixels a full pixel.
+    """
     low, high, full, first, size = plan[0], plan[1], plan[2], plan[3], plan[4]
     origin = low // reduction
     length = (high + reduction - 1) // reduction - origin
@@ -451,7 +453,7 @@ def _axis(plan: Any, reduction: Any) -> Any:
     return origin, (max(begin, 0), min(end, length), length, full, first, size, start, scale)
 
 
-@compiled
+@helper
 def _scratch_bytes(height: Any, width: Any, out_height: Any, out_width: Any) -> Any:
     """Return what `_resample` needs: rows moved apart, a block and its result, the result, what lies between."""
     stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES

@@ -56,10 +56,12 @@ class _Costs:
         self.read_s += result.read_s
 
     def describe(self) -> dict[str, float]:
-        """Return seconds, summed over the workers: ``load_s`` of all work, ``read_s`` of reads in it, and ``python_s``,
-        Python code outside of reads, decoders and kernels, when no other thread of the process could run any; and
-        ``python_us_per_image`` from the last. A million divided by it bounds the images/s that threads can reach.
-        """  # fmt: skip
+        """Return seconds, summed over the workers, and microseconds for each image.
+
+        ``load_s`` is all work, ``read_s`` reads in it, and ``python_s`` Python code outside of reads, decoders and
+        kernels, when no other thread of the process could run any. ``python_us_per_image`` is the last for one image:
+        a million divided by it bounds the images/s that threads can reach.
+        """
         each_us = 1e6 / self.samples if self.samples else 0.0
         return {
             "load_s": self.load_s,
