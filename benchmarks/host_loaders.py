@@ -2,8 +2,8 @@
 
 FOLDER holds photographs in class folders. Every side delivers uint8 batches of a random resized crop, in a fresh
 process for each round; the rounds of all sides take turns, forwards and backwards. One epoch warms up (page cache,
-kernels, workers), then whole epochs are counted, their ends included. Figures are medians with the least and the most. "CPU" is that of
-a side's whole process tree, which a busy machine changes less than the speed; "held" is how long a thread of fastdata
+kernels, workers), then whole epochs are counted, their ends included. Figures are medians with the least and the most.
+"CPU" is that of a side's whole process tree, which a busy machine changes less than the speed; "held" is how long a thread of fastdata
 keeps the interpreter for one image.
 """
 
@@ -306,10 +306,9 @@ def show(document: dict[str, Any]) -> None:
             print(head, row["error"])
             continue
         ratios = "  ".join(f"{row['images_per_s'] / base:.2f}" for base in bases.values())
+        spread = f"{row['least']:7,.0f}-{row['most']:<6,.0f}"
         held = f"{row['python_us_per_image']:9.1f}" if "python_us_per_image" in row else " " * 9
-        print(
-            f"{head}{row['images_per_s']:9,.0f}{row['least']:7,.0f}-{row['most']:<6,.0f}{row['cpu_us_per_image']:7,.0f}{held}  {ratios}"
-        )
+        print(f"{head}{row['images_per_s']:9,.0f}{spread}{row['cpu_us_per_image']:7,.0f}{held}  {ratios}")
     for row in document["first_batches"]:
         said = row.get("error") or f"{row['first_batch_s']:.2f} s ({row['process_s']:.2f} s with the process's start)"
         print(f"first batch, {row['loader']} on {row['data']}, {row['compile_cache']} compile cache: {said}")

@@ -181,7 +181,8 @@ def orient(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 def turn_reverses(orientations: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
     """Return (n, 2): whether `orient` reverses the rows and columns of the upright picture, by EXIF orientation."""
-    return _TURN_TABLE[orientations][:, 1:]
+    reversed_axes: NDArray[np.bool_] = _TURN_TABLE[orientations][:, 1:]
+    return reversed_axes
 
 
 def stored_window(window: Window, orientation: int, width: int, height: int) -> Window:

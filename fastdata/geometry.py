@@ -95,8 +95,9 @@ def choose_reductions(geometry: Geometry) -> NDArray[np.int64]:
         (n,) the largest of 1, 2, 4 and 8 that leaves the window at least as large as what it is resized to, on both
         axes.
     """
-    shrink = ((geometry.high - geometry.low) // geometry.full).min(axis=1)
-    return 1 + (shrink >= 2) + 2 * (shrink >= 4) + 4 * (shrink >= 8)
+    shrink: NDArray[np.int64] = ((geometry.high - geometry.low) // geometry.full).min(axis=1)
+    reductions: NDArray[np.int64] = 1 + (shrink >= 2) + 2 * (shrink >= 4) + 4 * (shrink >= 8)
+    return reductions
 
 
 def reduced_windows(

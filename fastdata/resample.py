@@ -181,8 +181,10 @@ def resample_into(
     Raises:
         UsageError: A shape, dtype or layout is another, or `image` lacks pixels that the filter reads.
     """
-    axes = [np.array([[getattr(rows, name), getattr(columns, name)]]) for name in ("low", "high", "full", "first")]
-    plans = plan_resamples(*axes, (rows.size, columns.size), np.array([flip]))
+    low, high, full, first = (
+        np.array([[getattr(rows, name), getattr(columns, name)]]) for name in ("low", "high", "full", "first")
+    )
+    plans = plan_resamples(low, high, full, first, (rows.size, columns.size), np.array([flip]))
     resample_planned(_owned(image), origin, plans, 0, out[None], 0)
 
 
@@ -202,11 +204,11 @@ def _refusal(image: NDArray[np.uint8], origin: tuple[int, int], plan: list[int],
             return UsageError(name, found, f"writable C-contiguous uint8 {size}")
     top, left = origin
     axes = Axis(*plan[:_AXIS_FIELDS]), Axis(*plan[_AXIS_FIELDS : 2 * _AXIS_FIELDS])
-    wanted = "at least rows {}:{}, columns {}:{}".format(*read_range(axes[0]), *read_range(axes[1]))
+    needed = "at least rows {}:{}, columns {}:{}".format(*read_range(axes[0]), *read_range(axes[1]))
     return UsageError(
         "image",
         f"rows {top}:{top + image.shape[0]}, columns {left}:{left + image.shape[1]}",
-        wanted + (f" before a reduction by {plan[_REDUCTION]}" if plan[_REDUCTION] > 1 else ""),
+        needed + (f" before a reduction by {plan[_REDUCTION]}" if plan[_REDUCTION] > 1 else ""),
     )
 
 
@@ -316,7 +318,7 @@ def _axis_weights(axis: Any) -> Any:
     All rows of the table are as long as the longest, padded with zeros: a loop of one length is predicted. Source
     pixels count from the first that is read, and ``begins + taps`` never passes the last.
     """
-    read_first, read_end, length, full, first, size, start, scale = axis
+    read_first, read_end, length, _, first, size, start, scale = axis
     support = max(scale, 1.0)
     begins = np.empty(size, np.int64)
     counts = np.empty(size, np.int64)

@@ -22,7 +22,7 @@ from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, Pipeline, StepPlan
 from fastdata.sources import IndexedSource
 from fastdata.sources.stream import ShardStream
-from fastdata.spec import Execution, HostOptions, PipelineSpec
+from fastdata.spec import Decode, Execution, HostOptions, PipelineSpec
 
 _CHUNK_SAMPLES = 16  # small enough that a batch spreads over the workers, large enough to spread fixed costs
 _ON_DEVICE = 2  # batches copied to the device ahead of the caller
@@ -121,13 +121,9 @@ class HostPipeline(Pipeline):
         spec, execution = self.spec, self.execution
         options = execution.options or self.options_type()
         if options.decode == "fast" and self.decoder not in REDUCING_DECODERS:
-            raise UsageError(
-                f"{self.options_type.__name__}.decode",
-                f'"fast" with backend="{self.name}", which cannot reduce while it decodes',
-                'decode="exact"',
-                'Or use backend="pil" on a folder, "webdataset" on shards.',
-            )
-        loader = SampleLoader(self.source, spec.recipe, spec.seed, spec.orientation, self.decoder, options.decode)
+            raise fast_refusal(self.name)
+        decode: Decode = "fast" if options.decode == "fast" else "exact"
+        loader = SampleLoader(self.source, spec.recipe, spec.seed, spec.orientation, self.decoder, decode)
         shape = (spec.batch_size, *spec.recipe.output_size, 3)
         in_work = execution.prefetch + 1
         # One buffer for each batch in work, in flight, with the caller, and one that the caller is about to drop.
@@ -199,6 +195,16 @@ class HostPipeline(Pipeline):
         for job in jobs:
             self._pool.return_slot(job.slot)
         jobs.clear()
+
+
+def fast_refusal(backend: str) -> UsageError:
+    """Return the error for ``decode="fast"`` on a backend whose decoder cannot reduce."""
+    return UsageError(
+        "HostOptions.decode",
+        f'"fast" with backend="{backend}", which cannot reduce while it decodes',
+        'decode="exact"',
+        'Or use backend="pil", or "webdataset" on shards.',
+    )
 
 
 def _chunk(step: StepPlan, start: int, stop: int) -> Chunk:

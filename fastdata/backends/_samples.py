@@ -7,10 +7,12 @@ word (pixels or error) is final.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ from fastdata.geometry import (
     upright_sizes,
 )
 from fastdata.jpeg import REFUSALS
-from fastdata.jpeg_cut import CUT, Files, locate_files, plan_cuts, write_cuts
+from fastdata.jpeg_cut import Files, cut_all, locate_files
 from fastdata.resample import plan_resamples, resample_planned
 from fastdata.rng import STREAM_CALLABLE, keys
 from fastdata.sources import Encoded, SampleReader
@@ -281,8 +283,8 @@ class _Work:
 class _Part:
     """What is decoded of one file: a cut, or the whole."""
 
-    data: Encoded
-    """An ordinary JPEG."""
+    data: Any
+    """An ordinary JPEG: bytes or a view of some."""
     top: int
     """Row of the stored picture that its first row is, reduced."""
     left: int
@@ -294,35 +296,39 @@ def cut_to_windows(
 ) -> list[_Part]:
     """Cut crop-ready files to their windows; files that are not crop-ready stay whole and are not copied.
 
+    The cuts are views of the thread's memory and valid until the next call in it.
+
     Args:
         files: n files with readable headers.
         windows: (n, 4) top, left, height, width in stored pixels.
         reductions: (n,) what the parts will be reduced by while they are decoded.
         meter: Released around kernels.
     """
-    parts = [_Part(data, 0, 0) for data in files.buffers]
     if not files.headers["table_offset"].any():
-        return parts
+        return [_Part(data, 0, 0) for data in files.buffers]
+    memory = _cut_memory.of(int(files.lengths.sum()))
     meter.release()
-    plans = plan_cuts(files, windows)
+    pieces, plans = cut_all(files, windows, memory)
     meter.hold()
-    ready = np.flatnonzero(plans["outcome"] == CUT)
-    if len(ready):
-        chosen = plans[ready]
-        ends = np.cumsum(chosen["bytes"])
-        starts = ends - chosen["bytes"]
-        memory = np.empty(int(ends[-1]), np.uint8)
-        files = files.take(ready)
-        meter.release()
-        write_cuts(files, chosen, memory, starts)
-        meter.hold()
-        view = memory.data
-        # Cuts begin at whole MCUs of 8 or 16 pixels, which every reduction divides.
-        origins = zip(*((chosen[side] // reductions[ready]).tolist() for side in ("top", "left")), strict=True)
-        places = zip(ready.tolist(), starts.tolist(), ends.tolist(), origins, strict=True)
-        for row, start, end, (top, left) in places:
-            parts[row] = _Part(view[start:end], top, left)
-    return parts
+    # Cuts begin at whole MCUs of 8 or 16 pixels, which every reduction divides.
+    tops, lefts = ((plans[side] // reductions).tolist() for side in ("top", "left"))
+    return [_Part(*part) for part in zip(pieces, tops, lefts, strict=True)]
+
+
+class _CutMemory(threading.local):
+    """The memory of a thread's cuts, which live until its next chunk: fresh pages cost as much as the cuts."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> NDArray[np.uint8]:
+        """Return at least `size` bytes."""
+        if len(self._memory) < size:
+            self._memory = np.empty(size + size // 4, np.uint8)
+        return self._memory
+
+
+_cut_memory = _CutMemory()
 
 
 def _plan_whole(geometry: Geometry) -> NDArray[np.int64]:
