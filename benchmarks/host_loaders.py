@@ -3,8 +3,8 @@
 FOLDER holds photographs in class folders. Every side delivers uint8 batches of a random resized crop, in a fresh
 process for each round; the rounds of all sides take turns, forwards and backwards. One epoch warms up (page cache,
 kernels, workers), then whole epochs are counted, their ends included. Figures are medians with the least and the most.
-"CPU" is that of a side's whole process tree, which a busy machine changes less than the speed; "held" is how long a thread of fastdata
-keeps the interpreter for one image.
+"CPU" is that of a side's whole process tree, which a busy machine changes less than the speed; "held" is how long a
+thread of fastdata keeps the interpreter for one image.
 """
 
 from __future__ import annotations
