@@ -120,7 +120,9 @@ class HostOptions:
     decode: Decode = "exact"
     """"fast" CHANGES PIXELS: JPEGs whose window shrinks to half or less are decoded at 1/2, 1/4 or 1/8 of their size,
     the smallest that leaves the window no smaller than the output, and resized from there. "torchvision" has no such
-    decoder and refuses it."""
+    decoder and refuses it. Of 512 photographs of about 500 x 375 pixels, random resized crops to 224 reduced 3 % (these
+    differ by 1.2 grey levels in the mean; no gain in time beyond noise), crops to 112 reduced 60 % (1.3 levels, 16 %
+    less CPU time)."""
 
     def __post_init__(self) -> None:
         """Check the names."""
