@@ -160,7 +160,8 @@ class Steps:
 
     An epoch of N samples at batch size B on W ranks has S = ceil(N / (B * W)) steps. Step k takes the next B * W
     samples of the global order and deals them over the ranks one by one; where the last step has fewer than W samples
-    left, it is topped up to W from the step before. So every rank has S batches of 1..B samples and each sample comes once.
+    left, it is topped up to W from the step before. So every rank has S batches of 1..B samples, and each sample comes
+    once.
     """
 
     size: int

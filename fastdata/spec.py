@@ -164,9 +164,9 @@ class WebDatasetOptions:
     length: int | None = None
     """Samples in all shards together. Makes ``len`` known, and is checked: an epoch of another number is an error."""
     split: Literal["shards", "samples"] = "shards"
-    """What several ranks share. "shards": each reads shards of its own, and `length` fixes how many steps all make; what
-    a rank's shards hold more is left out of the epoch, where they hold less they are read again. "samples": each rank
-    reads all shards and decodes its part: every sample comes once, and the bytes are read as often as there are ranks."""
+    """What several ranks share. "shards": each reads shards of its own, and `length` fixes how many steps all make;
+    what a rank's shards hold more is left out of the epoch, where they hold less they are read again. "samples": each
+    rank reads all shards and decodes its part: every sample comes once, and the bytes are read once for each rank."""
 
     def __post_init__(self) -> None:
         """Check values."""

@@ -95,17 +95,19 @@ def test_crop_ready_batches_agree_with_the_reference(
 def test_dali_gets_cuts_and_not_whole_files(sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import fastdata.backends._dali_feed as feed
 
-    fed, whole, cut = 0, 0, 0
+    fed, whole, cut, kept = 0, 0, 0, 0
     honest = feed.write_cuts
 
     def watching(files: Any, plans: Any, *rest: Any) -> None:
-        nonlocal fed, whole, cut
+        nonlocal fed, whole, cut, kept
         fed += int(plans["bytes"].sum())
         whole += int(files.lengths.sum())
         cut += int((plans["outcome"] == CUT).sum())
+        kept += int((plans["outcome"] != CUT).sum())
         honest(files, plans, *rest)
 
     monkeypatch.setattr(feed, "write_cuts", watching)
     images(sets["ready"])
-    assert cut == 2 * 39
+    assert cut >= 2 * 39
+    assert kept <= 3  # the PNG, in two epochs and perhaps in the one that was begun ahead
     assert fed < 0.8 * whole

@@ -10,8 +10,8 @@ from fastdata.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedC
 
 pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed")
 
-from fastdata.backends._dali_feed import graph_windows
 from fastdata.backends._dali_graph import ppm
+from fastdata.backends._dali_windows import graph_windows
 
 SIZES = np.random.default_rng(0).integers(1, 3000, (2000, 2))
 

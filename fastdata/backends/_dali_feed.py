@@ -1,4 +1,4 @@
-"""What DALI is fed: the bytes of each batch laid out in one array, its windows and mirrors, made ahead by a thread.
+"""What DALI is fed: the bytes of each batch laid out in one array, its windows and mirrors.
 
 Every file is looked at here before DALI gets it. Crop-ready files are cut to their window on the way into the array.
 What DALI must not take is loaded by the reference, in its final size, and travels at its place as a PPM; what nothing
@@ -8,7 +8,6 @@ can load is left out.
 from __future__ import annotations
 
 import contextlib
-import queue
 import resource
 import threading
 import time
@@ -22,15 +21,15 @@ from numpy.typing import NDArray
 
 from fastdata._native import locate
 from fastdata.backends._dali_graph import GraphInputs, ppm
+from fastdata.backends._dali_windows import graph_windows, with_finished
 from fastdata.backends._samples import SampleLoader
 from fastdata.batch import Skipped
 from fastdata.decode import stored_windows
 from fastdata.errors import SourceError
-from fastdata.geometry import Geometry, plan_geometry, upright_sizes
+from fastdata.geometry import plan_geometry, upright_sizes
 from fastdata.jpeg import REFUSALS, read_headers_at
 from fastdata.jpeg_cut import CUT, NOT_READY, Files, plan_cuts, write_cuts
-from fastdata.pipeline import EpochPlan, StepPlan
-from fastdata.resample import read_ranges
+from fastdata.pipeline import StepPlan
 from fastdata.sources import Encoded, IndexedSource
 from fastdata.spec import PipelineSpec
 
@@ -40,8 +39,6 @@ _PADDING_LIMIT = 3
 sample instead of 1), so that one large file does not blow the batch up."""
 _SMALL_BYTES = 2**20
 """Up to this size rows are taken whatever they waste."""
-_DALI_MARGIN = 1
-"""Pixels around what Pillow's filter reads, since DALI's filter weights are rounded otherwise at its edges."""
 _CHUNK_SAMPLES = 32
 _UNDOING = np.array([1, 1, 2, 3, 4, 5, 8, 7, 6])
 """EXIF orientation that undoes each orientation: quarter turns undo each other, the rest undo themselves."""
@@ -199,7 +196,7 @@ class FeedMaker:
             finished = [ppm(picture) for picture in self._load_by_reference(step, by_reference, failed)]
             files.addresses[by_reference], files.lengths[by_reference] = locate(finished)
             plans["outcome"][by_reference], plans["bytes"][by_reference] = NOT_READY, files.lengths[by_reference]
-            window = _with_finished(window, by_reference, self._spec.recipe.output_size)
+            window = with_finished(window, by_reference, self._spec.recipe.output_size)
         kept = np.setdiff1d(np.arange(len(encoded)), np.fromiter(failed, np.int64, len(failed)))
         fallbacks = Counter(reason for index, reason in reasons.items() if index not in failed)
         failures = tuple(failed[index] for index in sorted(failed))
@@ -308,121 +305,6 @@ class FeedMaker:
             if len(buffer) >= size:
                 return buffer
         return np.empty(size + size // 8, np.uint8)
-
-
-class Feeder:
-    """A thread that makes the feeds of one epoch, some ahead, in order."""
-
-    def __init__(self, maker: FeedMaker, plan: EpochPlan, ahead: int) -> None:
-        """Start.
-
-        Args:
-            maker: Makes the feeds; nobody else may use it while this thread runs, except between `stop` and the end.
-            plan: The epoch.
-            ahead: Feeds that may lie ready, and steps that are read ahead of the one in work.
-        """
-        self._maker = maker
-        self._plan = plan
-        self._ahead = ahead
-        self._ready: queue.Queue[Feed | BaseException | None] = queue.Queue(maxsize=ahead)
-        self._stopped = threading.Event()
-        self._exhausted = False
-        self._thread = threading.Thread(target=self._run, name="fastdata-dali-feed", daemon=True)
-        self._thread.start()
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether `next` has nothing more to give."""
-        return self._exhausted
-
-    def next(self, *, block: bool) -> Feed | None:
-        """Return the next feed; None at the end of the epoch, or where none is ready and `block` is off.
-
-        Raises:
-            Exception: What the thread died of.
-        """
-        if self._exhausted:
-            return None
-        try:
-            item = self._ready.get(block=block)
-        except queue.Empty:
-            return None
-        if item is None:
-            self._exhausted = True
-            return None
-        if isinstance(item, BaseException):
-            self._exhausted = True
-            raise item
-        return item
-
-    def stop(self) -> None:
-        """End the thread; feeds that nobody took are given back. Idempotent."""
-        self._stopped.set()
-        while self._thread.is_alive():
-            self._drop_ready()
-            self._thread.join(0.01)
-        self._drop_ready()
-        self._exhausted = True
-
-    def _drop_ready(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                item = self._ready.get_nowait()
-                if isinstance(item, Feed):
-                    self._maker.give_back(item)
-
-    def _run(self) -> None:
-        reading: deque[tuple[StepPlan, list[Future[ReadSamples]]]] = deque()
-        try:
-            steps = iter(self._plan)
-            while not self._stopped.is_set():
-                while len(reading) <= self._ahead and (step := next(steps, None)) is not None:
-                    reading.append((step, self._maker.read(step)))
-                if not reading:
-                    break
-                self._ready.put(self._maker.make(*reading.popleft()))
-        except BaseException as exc:  # handed to the consumer, who raises it
-            self._ready.put(exc)
-        else:
-            self._ready.put(None)
-        finally:
-            for _, reads in reading:
-                for read in reads:
-                    read.cancel()
-                wait(reads)
-
-
-def graph_windows(geometry: Geometry) -> GraphInputs:
-    """Return what DALI's operators take for a geometry, without pictures.
-
-    The window holds all pixels that the filter reads. Where the whole window becomes the output (training), it is the
-    drawn one, at whose edges the filter stops; else (evaluation) it is what the wanted part of the whole picture needs.
-    """
-    low, high, full, offset = geometry.low, geometry.high, geometry.full, geometry.offset
-    wanted = np.array(geometry.output_size)
-    scale = (high - low) / full
-    begin, end = read_ranges(low, high, full, offset, np.broadcast_to(wanted, full.shape))
-    begin = np.maximum(low, begin - _DALI_MARGIN)
-    end = np.minimum(high, end + _DALI_MARGIN)
-    region_start = low + offset * scale - begin
-    region_end = low + (offset + wanted) * scale - begin
-    return GraphInputs(
-        [],
-        begin.astype(np.int32),
-        (end - begin).astype(np.int32),
-        region_start.astype(np.float32),
-        region_end.astype(np.float32),
-        geometry.flips.astype(np.int32),
-    )
-
-
-def _with_finished(window: GraphInputs, places: NDArray[np.int64], size: tuple[int, int]) -> GraphInputs:
-    """Replace the windows of samples that are already cropped, resized and mirrored."""
-    start, shape, mirror = window.start.copy(), window.shape.copy(), window.mirror.copy()
-    region_start, region_end = window.region_start.copy(), window.region_end.copy()
-    start[places], shape[places], mirror[places] = 0, size, 0
-    region_start[places], region_end[places] = 0, size
-    return replace(window, start=start, shape=shape, mirror=mirror, region_start=region_start, region_end=region_end)
 
 
 def _user_s() -> float:

@@ -22,7 +22,8 @@ from fastdata.sources import IndexedSource
 from fastdata.spec import DaliOptions, Execution, PipelineSpec
 
 if TYPE_CHECKING:
-    from fastdata.backends._dali_feed import Feed, Feeder
+    from fastdata.backends._dali_feed import Feed
+    from fastdata.backends._dali_feeder import Feeder
     from fastdata.backends._dali_graph import DaliGraph, GraphError
 
 _GPU_DECODE_THREADS = 4
@@ -141,7 +142,7 @@ class DaliPipeline(Pipeline):
         return self._open_lane(plan)
 
     def _open_lane(self, plan: EpochPlan) -> _Lane:
-        from fastdata.backends._dali_feed import Feeder
+        from fastdata.backends._dali_feeder import Feeder
 
         return _Lane(plan, Feeder(self._maker, plan, self.execution.prefetch))
 
@@ -239,7 +240,10 @@ class DaliPipeline(Pipeline):
         labels = None
         if self.source.labels is not None:
             found: NDArray[Any] = np.ascontiguousarray(self.source.labels[feed.step.positions[feed.kept]])
-            labels = torch.from_numpy(found).to(self.spec.device)
+            labels = torch.from_numpy(found)
+            if self.spec.device != "cpu":
+                # From pageable memory the copy would wait for everything that the caller has queued on its stream.
+                labels = labels.pin_memory().to(self.spec.device, non_blocking=True)
         return Batch(pictures, labels, torch.from_numpy(np.ascontiguousarray(ids)))
 
     def _retire(self, feed: Feed) -> None:

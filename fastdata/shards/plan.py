@@ -105,8 +105,9 @@ def plan_splits(labels: NDArray[np.int64], options: ConvertOptions) -> tuple[Spl
 def source_digest(source: FolderSource, labels: NDArray[np.int64], classes: Sequence[str]) -> str:
     """Return a digest over the folder's paths, labels and class names: what a resumed conversion must find again."""
     digest = hashlib.blake2b(json.dumps(list(classes)).encode("ascii"), digest_size=16)
-    for position in range(len(source)):
-        digest.update(source.relative_path(position) + b"\0")
+    paths = source.relative_paths
+    digest.update(np.ascontiguousarray(paths.offsets, "<i8").data)
+    digest.update(np.ascontiguousarray(paths.blob).data)
     digest.update(np.ascontiguousarray(labels, "<i8").data)
     return digest.hexdigest()
 
