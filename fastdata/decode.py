@@ -61,7 +61,9 @@ class StoredSize:
     """EXIF orientation 1..8; 1 where there is none or it is not among these."""
 
 
-def decode_reference(data: Encoded, *, where: str = "", region: Window | None = None) -> NDArray[np.uint8]:
+def decode_reference(
+    data: Encoded, *, where: str = "", region: Window | None = None, reduction: int = 1, upright: bool = False
+) -> NDArray[np.uint8]:
     """Decode any picture that Pillow reads.
 
     Colour: CMYK and YCCK, palettes and gray become RGB as Pillow converts them; alpha is dropped and hidden colour
@@ -74,16 +76,22 @@ def decode_reference(data: Encoded, *, where: str = "", region: Window | None = 
         data: The encoded picture.
         where: Path, or shard and member, for the message.
         region: Top, left, height, width of the only pixels that are wanted; None: all. Leaving the others out saves
-            their copy from Pillow's memory, which costs a third of a decode.
+            their copy from Pillow's memory, which costs a third of a decode. In pixels of the reduced picture.
+        reduction: 1, 2, 4 or 8, for JPEGs only: decode this many pixels, across and down, to one (Pillow's draft
+            mode), so that the result has ceil(height / reduction) rows. Pixels are not those of a resize.
+        upright: Whether to apply the EXIF orientation; not together with a region.
 
     Returns:
-        (h, w, 3) uint8 RGB, C-contiguous, as stored (EXIF orientation not applied).
+        (h, w, 3) uint8 RGB, C-contiguous, as stored unless `upright`.
 
     Raises:
         DecodeError: Pillow does not read it, or it has more than `PIXEL_LIMIT` pixels.
     """
     with _opened(data, where) as picture:
-        return _rgb(picture, region)
+        if reduction > 1:
+            picture.draft(None, (picture.width // reduction, picture.height // reduction))
+        turn = _orientation(picture) if upright else 1
+        return orient(_rgb(picture, region), turn)
 
 
 def reference_size(data: Encoded, *, where: str = "") -> StoredSize:
@@ -120,13 +128,15 @@ def decode_torchvision(data: Encoded) -> NDArray[np.uint8]:
         raise DecodeError("", f"torchvision's JPEG decoder: {_first_line(exc)}") from exc
 
 
-def decode_turbo(data: Encoded, buffer: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+def decode_turbo(data: Encoded, buffer: NDArray[np.uint8] | None = None, reduction: int = 1) -> NDArray[np.uint8]:
     """Decode a JPEG of 8 bits and 1 or 3 components with simplejpeg (libjpeg-turbo).
 
     Args:
         data: The encoded picture.
         buffer: (n,) uint8 memory for the pixels, which the result then points into: the next call with it overwrites
-            the last result. Where it is too small, the result has memory of its own.
+            last result. Where it is too small, the result has memory of its own.
+        reduction: 1, 2, 4 or 8: decode this many pixels, across and down, to one (libjpeg's scaled inverse DCT), so
+            that the result has ceil(height / reduction) rows. Pixels are not those of a resize.
 
     Returns:
         (h, w, 3) uint8 RGB, C-contiguous, as stored.
@@ -137,12 +147,18 @@ def decode_turbo(data: Encoded, buffer: NDArray[np.uint8] | None = None) -> NDAr
     """
     simplejpeg = _simplejpeg()
     try:
-        if buffer is not None:
+        least_height = least_width = 0
+        if buffer is not None or reduction > 1:
             height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-            if height * width * 3 > buffer.size:
+            if reduction > 1:  # simplejpeg takes the smallest of libjpeg's scales that reaches these
+                height = least_height = -(-height // reduction)
+                width = least_width = -(-width // reduction)
+            if buffer is not None and height * width * 3 > buffer.size:
                 buffer = None
         # The faster transform and upsampling differ from libjpeg's defaults, hence from the reference.
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", False, False, 0, 0, 1, buffer, True)
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            data, "RGB", False, False, least_height, least_width, 1, buffer, True
+        )
     except ValueError as exc:
         raise DecodeError("", f"libjpeg-turbo: {_first_line(exc)}") from exc
     return pixels
@@ -161,6 +177,12 @@ def orient(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     swap, reverse_rows, reverse_columns = _TURNS[orientation]
     turned = pixels.transpose(1, 0, 2) if swap else pixels
     return np.ascontiguousarray(turned[:: -1 if reverse_rows else 1, :: -1 if reverse_columns else 1])
+
+
+def turn_reverses(orientations: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+    """Return (n, 2): whether `orient` reverses the rows and columns of the upright picture, by EXIF orientation."""
+    reversed_axes: NDArray[np.bool_] = _TURN_TABLE[orientations][:, 1:]
+    return reversed_axes
 
 
 def stored_window(window: Window, orientation: int, width: int, height: int) -> Window:

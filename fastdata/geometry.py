@@ -88,6 +88,38 @@ def needed_windows(geometry: Geometry) -> NDArray[np.int64]:
     return np.concatenate([begin, end - begin], axis=1)
 
 
+def choose_reductions(geometry: Geometry) -> NDArray[np.int64]:
+    """Return how far a decoder may reduce each picture.
+
+    Returns:
+        (n,) the largest of 1, 2, 4 and 8 that leaves the window at least as large as what it is resized to, on both
+        axes.
+    """
+    shrink: NDArray[np.int64] = ((geometry.high - geometry.low) // geometry.full).min(axis=1)
+    reductions: NDArray[np.int64] = 1 + (shrink >= 2) + 2 * (shrink >= 4) + 4 * (shrink >= 8)
+    return reductions
+
+
+def reduced_windows(
+    needed: NDArray[np.int64], sizes: NDArray[np.int64], reductions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Widen windows to whole pixels of the reduced picture, and by those that its filter may read besides.
+
+    Args:
+        needed: (n, 4) from `needed_windows`.
+        sizes: (n, 2) heights and widths of the pictures, padded to multiples of the reduction.
+        reductions: (n,) from `choose_reductions`; windows of 1 stay as they are.
+
+    Returns:
+        (n, 4) top, left, height, width; all multiples of the reduction.
+    """
+    step = reductions[:, None]
+    margin = np.where(step > 1, 2 * step, 0)  # rounding of a filter's range takes one pixel, upsampling of chroma one
+    begin = np.maximum(needed[:, :2] - margin, 0) // step * step
+    end = np.minimum((needed[:, :2] + needed[:, 2:] + margin + step - 1) // step * step, sizes)
+    return np.concatenate([begin, end - begin], axis=1)
+
+
 def resized_sizes(sizes: NDArray[np.int64], size: int | tuple[int, int]) -> NDArray[np.int64]:
     """Return what `Resize` makes of pictures: (n, 2) heights and widths to (n, 2), by torchvision's rule.
 

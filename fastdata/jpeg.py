@@ -311,7 +311,7 @@ def _markers(data: Pointer, size: int, row: Pointer) -> int:
     """Follow the markers up to the first scan, filling `row`; return TAKEN, NOT_A_JPEG, DAMAGED or UNUSUAL."""
     if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
         return NOT_A_JPEG
-    at, exif_seen = 2, False
+    at, exif_seen = integer(2), False  # a literal would be a type of its own: every helper compiled twice
     while row[_SCAN_OFFSET] == 0:
         if at + 4 > size:
             return DAMAGED

@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fastdata._native import compiled, copy_bytes, inlined
+from fastdata._native import compiled, copy_bytes, helper, inlined
 from fastdata.errors import UsageError
 
 # ruff: noqa: ARG001  (numba fixes the parameters of an intrinsic and of its generator)
@@ -29,6 +29,9 @@ _LANES = 16
 """Rows of a block, and bytes that a transposition moves at once."""
 _PIXEL_BYTES = 3 * _LANES
 """One pixel of a transposed block: 16 rows of each channel; also the granule of a row in the second pass."""
+_AXIS_FIELDS = 5
+"""Of a plan's rows, then of its columns: the members of `Axis`."""
+_FLIP, _REDUCTION, _PLAN_FIELDS = 10, 11, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,75 @@ def read_ranges(
     return low + np.maximum(begin, 0), low + np.minimum(end, length)
 
 
+def plan_resamples(
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    full: NDArray[np.int64],
+    first: NDArray[np.int64],
+    size: tuple[int, int],
+    flips: NDArray[np.bool_],
+    reduction: NDArray[np.int64] | int = 1,
+) -> NDArray[np.int64]:
+    """Lay out what `resample_planned` needs to know of n pictures; one column means rows, the other columns.
+
+    Args:
+        low: (n, 2) as `Axis.low`, in pixels of the picture before any reduction.
+        high: (n, 2) as `Axis.high`.
+        full: (n, 2) as `Axis.full`.
+        first: (n, 2) as `Axis.first`.
+        size: (height, width) of the results, as `Axis.size`.
+        flips: (n,) whether to mirror left and right.
+        reduction: (n,) or one value: pixels of the picture, across and down, that a decoder made into one.
+
+    Returns:
+        (n, fields) int64, a row for each picture.
+    """
+    plans = np.empty((len(low), _PLAN_FIELDS), np.int64)
+    for axis in range(2):
+        at = axis * _AXIS_FIELDS
+        for field, values in enumerate((low, high, full, first)):
+            plans[:, at + field] = values[:, axis]
+        plans[:, at + 4] = size[axis]
+    plans[:, _FLIP] = flips
+    plans[:, _REDUCTION] = reduction
+    return plans
+
+
+def resample_planned(
+    image: NDArray[np.uint8],
+    origin: tuple[int, int],
+    plans: NDArray[np.int64],
+    row: int,
+    out: NDArray[np.uint8],
+    index: int,
+) -> None:
+    """Resize a picture, or the part of it that is there, into a slot of a batch. Runs without the GIL.
+
+    One flat call with checks and ranges inside: what holds the GIL takes about two microseconds.
+
+    Args:
+        image: (h, w, 3) uint8, C-contiguous; all of the picture, reduced as planned, or a rectangle of it.
+        origin: (top, left) of `image` in the reduced picture.
+        plans: From `plan_resamples`.
+        row: Which of `plans` this is. `image` must hold the pixels that its filter reads.
+        out: (m, height, width, 3) uint8, C-contiguous.
+        index: Which of `out` is written.
+
+    Raises:
+        UsageError: A shape, dtype or layout is another, or `image` lacks pixels that the filter reads.
+    """
+    fits = image.dtype == np.uint8 and out.dtype == np.uint8 and image.ndim == 3 and out.ndim == 4
+    if fits and image.flags.carray and out.flags.carray:
+        for _ in range(2):
+            missing_bytes = _resample_planned(image, origin[0], origin[1], plans, row, out, index, _scratch.memory)
+            if missing_bytes == 0:
+                return
+            if missing_bytes < 0:
+                break
+            _scratch.memory = np.empty(missing_bytes + missing_bytes // 4, np.uint8)
+    raise _refusal(image, origin, plans[row].tolist(), out)
+
+
 def resample_into(
     image: NDArray[np.uint8],
     origin: tuple[int, int],
@@ -96,10 +168,10 @@ def resample_into(
     *,
     flip: bool = False,
 ) -> None:
-    """Resize a picture, or the part of it that is there, into a slot of a batch. Runs without the GIL.
+    """Resize one picture, or the part of it that is there, into a slot of a batch. Runs without the GIL.
 
     Args:
-        image: (h, w, 3) uint8, pixels contiguous within a row; all of the picture or a rectangle of it.
+        image: (h, w, 3) uint8; all of the picture or a rectangle of it. Copied where it is not C-contiguous.
         origin: (top, left) of `image` in the picture.
         rows: What becomes of the rows. `image` must hold ``read_range(rows)``.
         columns: What becomes of the columns. `image` must hold ``read_range(columns)``.
@@ -109,40 +181,34 @@ def resample_into(
     Raises:
         UsageError: A shape, dtype or layout is another, or `image` lacks pixels that the filter reads.
     """
-    if image.dtype != np.uint8 or image.ndim != 3 or out.dtype != np.uint8 or out.ndim != 3 or not out.flags.writeable:
-        raise _refusal(image, origin, rows, columns, out)
-    # One flat call with checks and ranges inside: this is all that holds the GIL.
-    for _ in range(2):
-        missing_bytes = _resample_checked(
-            image, origin[0], origin[1],
-            rows.low, rows.high, rows.full, rows.first, rows.size,
-            columns.low, columns.high, columns.full, columns.first, columns.size,
-            flip, out, _scratch.memory,
-        )  # fmt: skip
-        if missing_bytes == 0:
-            return
-        if missing_bytes < 0:
-            break
-        _scratch.memory = np.empty(missing_bytes + missing_bytes // 4, np.uint8)
-    raise _refusal(image, origin, rows, columns, out)
+    low, high, full, first = (
+        np.array([[getattr(rows, name), getattr(columns, name)]]) for name in ("low", "high", "full", "first")
+    )
+    plans = plan_resamples(low, high, full, first, (rows.size, columns.size), np.array([flip]))
+    resample_planned(_owned(image), origin, plans, 0, out[None], 0)
 
 
-def _refusal(
-    image: NDArray[np.uint8], origin: tuple[int, int], rows: Axis, columns: Axis, out: NDArray[np.uint8]
-) -> UsageError:
-    """Return what `resample_into` finds wrong with its arguments."""
-    for name, array in (("image", image), ("out", out)):
-        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or array.strides[1:] != (3, 1):
+def _owned(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the array itself, or a copy where kernels, compiled for one layout, cannot take it."""
+    return image if image.flags.carray else np.array(image, order="C")
+
+
+def _refusal(image: NDArray[np.uint8], origin: tuple[int, int], plan: list[int], out: NDArray[np.uint8]) -> UsageError:
+    """Return what `resample_planned` finds wrong with its arguments."""
+    shapes = (("image", image, image.shape[-3:]), ("out", out, (*out.shape[:1], plan[4], plan[_AXIS_FIELDS + 4], 3)))
+    for name, array, wanted in shapes:
+        fits = array.dtype == np.uint8 and array.shape == wanted and array.shape[-1] == 3 and array.flags.carray
+        if not fits or array.ndim != len(wanted):
             found = f"{array.dtype} {array.shape}, strides {array.strides}"
-            return UsageError(name, found, "uint8 (h, w, 3) with RGB side by side")
-    wanted = (rows.size, columns.size, 3)
-    if out.shape != wanted or not out.flags.c_contiguous or not out.flags.writeable:
-        return UsageError("out", f"{out.shape}, strides {out.strides}", f"writable C-contiguous {wanted}")
+            size = "(h, w, 3)" if name == "image" else wanted
+            return UsageError(name, found, f"writable C-contiguous uint8 {size}")
     top, left = origin
+    axes = Axis(*plan[:_AXIS_FIELDS]), Axis(*plan[_AXIS_FIELDS : 2 * _AXIS_FIELDS])
+    needed = "at least rows {}:{}, columns {}:{}".format(*read_range(axes[0]), *read_range(axes[1]))
     return UsageError(
         "image",
         f"rows {top}:{top + image.shape[0]}, columns {left}:{left + image.shape[1]}",
-        "at least rows {}:{}, columns {}:{}".format(*read_range(rows), *read_range(columns)),
+        needed + (f" before a reduction by {plan[_REDUCTION]}" if plan[_REDUCTION] > 1 else ""),
     )
 
 
@@ -245,21 +311,20 @@ def _address(array: Any) -> Any:
     return np.intp(array.ctypes.data)
 
 
-@compiled
+@helper
 def _axis_weights(axis: Any) -> Any:
     """Return Pillow's filter of an axis: each output pixel's first source pixel, and its (size, taps) int32 weights.
 
     All rows of the table are as long as the longest, padded with zeros: a loop of one length is predicted. Source
     pixels count from the first that is read, and ``begins + taps`` never passes the last.
     """
-    read_first, read_end, length, full, first, size = axis
-    scale = length / full
+    read_first, read_end, length, _, first, size, start, scale = axis
     support = max(scale, 1.0)
     begins = np.empty(size, np.int64)
     counts = np.empty(size, np.int64)
     taps = 1
     for i in range(size):
-        centre = (first + i + 0.5) * scale
+        centre = start + (first + i + 0.5) * scale
         begins[i] = max(int(centre - support + 0.5), 0)
         counts[i] = min(int(centre + support + 0.5), length) - begins[i]
         taps = max(taps, counts[i])
@@ -267,7 +332,7 @@ def _axis_weights(axis: Any) -> Any:
     shares = np.empty(taps, np.float64)
     inverse = 1.0 / support
     for i in range(size):
-        centre = (first + i + 0.5) * scale
+        centre = start + (first + i + 0.5) * scale
         total = 0.0
         for t in range(counts[i]):
             shares[t] = max(1.0 - abs((t + begins[i] - centre + 0.5) * inverse), 0.0)
@@ -279,7 +344,7 @@ def _axis_weights(axis: Any) -> Any:
     return begins, weights
 
 
-@compiled
+@helper
 def _filter_rows(
     source: Any, source_stride: Any, height: Any, width: Any, begins: Any, weights: Any, flip: Any, to: Any,
     to_stride: Any, block: Any,
@@ -307,7 +372,7 @@ def _filter_rows(
             _transpose(to + row * to_stride + byte, to_stride, block_result + byte * _LANES, _address(result_offsets))
 
 
-@compiled
+@helper
 def _filter_columns(
     source: Any, source_stride: Any, row_bytes: Any, begins: Any, weights: Any, to: Any, to_stride: Any
 ) -> None:  # fmt: skip
@@ -324,13 +389,13 @@ def _filter_columns(
             )  # fmt: skip
 
 
-@compiled
+@helper
 def _resample(
     image: Any, image_stride: Any, rows: Any, columns: Any, flip: Any, out: Any, scratch: Any
 ) -> None:  # fmt: skip
     """Run both passes. `image` is the address of the first pixel that is read; `out` and `scratch` are addresses too.
 
-    `rows` and `columns`: (first read, end of read, length, full, first, size), all counted from the axis's `low`.
+    `rows` and `columns`: what `_axis` returns but its first.
     """
     height, width = rows[1] - rows[0], columns[1] - columns[0]
     out_height, out_width = rows[5], columns[5]
@@ -372,17 +437,25 @@ def _resample(
             copy_bytes(out + y * out_width * 3, result + y * result_stride, out_width * 3)
 
 
-@compiled
-def _read(length: Any, full: Any, first: Any, size: Any) -> Any:
-    """Return `read_range`, counted from the axis's `low`."""
-    scale = length / full
+@helper
+def _axis(plan: Any, reduction: Any) -> Any:
+    """Return the first pixel that counts, of the reduced picture, and what the passes need, counted from there.
+
+    That is: first read, end of read, pixels that count, full, first, size, where the window begins in the first pixel,
+    and window pixels a full pixel.
+    """
+    low, high, full, first, size = plan[0], plan[1], plan[2], plan[3], plan[4]
+    origin = low // reduction
+    length = (high + reduction - 1) // reduction - origin
+    start = low / reduction - origin
+    scale = (high - low) / reduction / full
     support = max(scale, 1.0)
-    begin = int((first + 0.5) * scale - support + 0.5)
-    end = int((first + size - 1 + 0.5) * scale + support + 0.5)
-    return max(begin, 0), min(end, length)
+    begin = int(start + (first + 0.5) * scale - support + 0.5)
+    end = int(start + (first + size - 1 + 0.5) * scale + support + 0.5)
+    return origin, (max(begin, 0), min(end, length), length, full, first, size, start, scale)
 
 
-@compiled
+@helper
 def _scratch_bytes(height: Any, width: Any, out_height: Any, out_width: Any) -> Any:
     """Return what `_resample` needs: rows moved apart, a block and its result, the result, what lies between."""
     stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
@@ -392,31 +465,26 @@ def _scratch_bytes(height: Any, width: Any, out_height: Any, out_width: Any) -> 
 
 
 @compiled
-def _resample_checked(
-    image: Any, top: Any, left: Any,
-    row_low: Any, row_high: Any, row_full: Any, row_first: Any, row_size: Any,
-    column_low: Any, column_high: Any, column_full: Any, column_first: Any, column_size: Any,
-    flip: Any, out: Any, scratch: Any,
+def _resample_planned(
+    image: Any, top: Any, left: Any, plans: Any, row: Any, out: Any, index: Any, scratch: Any
 ) -> Any:  # fmt: skip
     """Resize and return 0; or do nothing and return the scratch bytes it takes, or -1 for arguments that do not fit."""
-    height, width = row_high - row_low, column_high - column_low
-    row_begin, row_end = _read(height, row_full, row_first, row_size)
-    column_begin, column_end = _read(width, column_full, column_first, column_size)
-    y, x = row_low + row_begin - top, column_low + column_begin - left
-    read_height, read_width = row_end - row_begin, column_end - column_begin
-    if image.shape[2] != 3 or image.strides[2] != 1 or image.strides[1] != 3:
+    plan = plans[row]
+    row_origin, rows = _axis(plan, plan[_REDUCTION])
+    column_origin, columns = _axis(plan[_AXIS_FIELDS:], plan[_REDUCTION])
+    y, x = row_origin + rows[0] - top, column_origin + columns[0] - left
+    read_height, read_width = rows[1] - rows[0], columns[1] - columns[0]
+    height, width = image.shape[0], image.shape[1]
+    if image.shape[2] != 3 or y < 0 or x < 0 or y + read_height > height or x + read_width > width:
         return -1
-    if y < 0 or x < 0 or y + read_height > image.shape[0] or x + read_width > image.shape[1]:
+    out_height, out_width = rows[5], columns[5]
+    if out.shape[1] != out_height or out.shape[2] != out_width or out.shape[3] != 3 or not 0 <= index < out.shape[0]:
         return -1
-    if out.shape != (row_size, column_size, 3) or out.strides != (column_size * 3, 3, 1):
-        return -1
-    need = _scratch_bytes(read_height, read_width, row_size, column_size)
+    need = _scratch_bytes(read_height, read_width, out_height, out_width)
     if scratch.size < need:
         return need
     _resample(
-        _address(image) + y * image.strides[0] + x * 3, image.strides[0],
-        (row_begin, row_end, height, row_full, row_first, row_size),
-        (column_begin, column_end, width, column_full, column_first, column_size),
-        flip, _address(out), _address(scratch),
+        _address(image) + (y * width + x) * 3, width * 3, rows, columns, plan[_FLIP] != 0,
+        _address(out) + index * out_height * out_width * 3, _address(scratch),
     )  # fmt: skip
     return 0

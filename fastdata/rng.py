@@ -7,6 +7,7 @@ over a key of (seed, epoch, id, stream) plus a counter.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -59,6 +60,7 @@ def keys(seed: int, epoch: int, ids: NDArray[np.int64], stream: int) -> NDArray[
         return mix64(base + ids.astype(np.uint64) * _GOLDEN)
 
 
+@functools.lru_cache(maxsize=256)  # a chunk of samples asks for those of its epoch: 25 us each
 def scalar_key(*parts: int) -> np.uint64:
     """Return one key of a few integers, each taken modulo 2**64; order matters."""
     key = np.zeros(1, np.uint64)

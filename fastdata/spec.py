@@ -107,6 +107,9 @@ class PipelineSpec:
             raise UsageError("device", f"{self.device!r}", 'None, "cpu", "cuda" or "cuda:N"')
 
 
+Decode = Literal["exact", "fast"]
+
+
 @dataclass(frozen=True)
 class HostOptions:
     """Options of the backend "pil"; "torchvision" takes them too, and decodes on the CPU."""
@@ -114,10 +117,17 @@ class HostOptions:
     pool: Literal["auto", "threads", "processes"] = "auto"
     """Threads share one process: no start-up, no copies. Processes run Python callables side by side and give each its
     own random state; "auto" takes them only where the transform holds a callable."""
+    decode: Decode = "exact"
+    """"fast" CHANGES PIXELS: JPEGs whose window shrinks to half or less are decoded at 1/2, 1/4 or 1/8 of their size,
+    the smallest that leaves the window no smaller than the output, and resized from there. "torchvision" has no such
+    decoder and refuses it. Of 512 photographs of about 500 x 375 pixels, random resized crops to 224 reduced 3 % (these
+    differ by 1.2 grey levels in the mean; no gain in time beyond noise), crops to 112 reduced 60 % (1.3 levels, 16 %
+    less CPU time)."""
 
     def __post_init__(self) -> None:
-        """Check the pool's name."""
+        """Check the names."""
         _one_of("HostOptions.pool", self.pool, ("auto", "threads", "processes"))
+        _one_of("HostOptions.decode", self.decode, ("exact", "fast"))
 
 
 @dataclass(frozen=True)
@@ -141,10 +151,12 @@ class TorchvisionOptions:
 
 @dataclass(frozen=True)
 class WebDatasetOptions:
-    """Options of the backend "webdataset". All but `pool` are for streams: shards that are read from start to end."""
+    """Options of the backend "webdataset". Those after `decode` are for streams: shards read from start to end."""
 
     pool: Literal["auto", "threads", "processes"] = "auto"
     """As in `HostOptions`."""
+    decode: Decode = "exact"
+    """As in `HostOptions`: "fast" CHANGES PIXELS."""
     stream: bool = False
     """Read local shards as a stream too, without an index. URLs always are streams."""
     allow_pipe: bool = False
@@ -159,6 +171,7 @@ class WebDatasetOptions:
     def __post_init__(self) -> None:
         """Check values."""
         _one_of("WebDatasetOptions.pool", self.pool, ("auto", "threads", "processes"))
+        _one_of("WebDatasetOptions.decode", self.decode, ("exact", "fast"))
         _one_of("WebDatasetOptions.split", self.split, ("shards", "samples"))
         if self.length is not None and self.length < 1:
             raise UsageError("WebDatasetOptions.length", f"{self.length}", "a number of samples >= 1, or None")

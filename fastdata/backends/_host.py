@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from fastdata.backends._buffers import BufferPool, pinned_or_plain
 from fastdata.backends._device import DeviceStage, HostBatch, InFlight
 from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool, worker_died
-from fastdata.backends._samples import ChunkResult, SampleLoader
+from fastdata.backends._samples import REDUCING_DECODERS, ChunkResult, SampleLoader
 from fastdata.batch import Skipped
 from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, Pipeline, StepPlan
 from fastdata.sources import IndexedSource
 from fastdata.sources.stream import ShardStream
-from fastdata.spec import Execution, HostOptions, PipelineSpec
+from fastdata.spec import Decode, Execution, HostOptions, PipelineSpec
 
 _CHUNK_SAMPLES = 16  # small enough that a batch spreads over the workers, large enough to spread fixed costs
 _ON_DEVICE = 2  # batches copied to the device ahead of the caller
@@ -40,6 +40,37 @@ class _Job:
         return all(future.done() for future in self.futures)
 
 
+@dataclass
+class _Costs:
+    """Where the workers' time went in an epoch, for reports."""
+
+    samples: int = 0
+    load_s: float = 0.0
+    held_s: float = 0.0
+    read_s: float = 0.0
+
+    def add(self, result: ChunkResult) -> None:
+        self.samples += result.count
+        self.load_s += result.load_s
+        self.held_s += result.held_s
+        self.read_s += result.read_s
+
+    def describe(self) -> dict[str, float]:
+        """Return seconds, summed over the workers, and microseconds for each image.
+
+        ``load_s`` is all work, ``read_s`` reads in it, and ``python_s`` Python code outside of reads, decoders and
+        kernels, when no other thread of the process could run any. ``python_us_per_image`` is the last for one image:
+        a million divided by it bounds the images/s that threads can reach.
+        """
+        each_us = 1e6 / self.samples if self.samples else 0.0
+        return {
+            "load_s": self.load_s,
+            "read_s": self.read_s,
+            "python_s": self.held_s,
+            "python_us_per_image": self.held_s * each_us,
+        }
+
+
 class HostPipeline(Pipeline):
     """Base of the backends that decode on the CPU; they differ in `decoder` and in what sources they read."""
 
@@ -53,14 +84,14 @@ class HostPipeline(Pipeline):
         super().__init__(source, spec, execution)
         self._stage: DeviceStage | None = None
         self._pool = self._make_pool()
-        self._load_s = 0.0
+        self._costs = _Costs()
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
         if self._stage is None:
             self._stage = DeviceStage(self.spec)
         jobs: deque[_Job] = deque()
         flights: deque[tuple[InFlight | None, Delivery]] = deque()
-        self._load_s = 0.0
+        self._costs = _Costs()
         with closing(iter(plan)) as steps:
             try:
                 while True:
@@ -84,12 +115,15 @@ class HostPipeline(Pipeline):
             self._pool.close()
 
     def _details(self) -> dict[str, Any]:
-        return {"pool": self._pool.name, "workers": self._pool.workers, "load_s": self._load_s}
+        return {"pool": self._pool.name, "workers": self._pool.workers, **self._costs.describe()}
 
     def _make_pool(self) -> Pool:
         spec, execution = self.spec, self.execution
         options = execution.options or self.options_type()
-        loader = SampleLoader(self.source, spec.recipe, spec.seed, spec.orientation, self.decoder)
+        if options.decode == "fast" and self.decoder not in REDUCING_DECODERS:
+            raise fast_refusal(self.name)
+        decode: Decode = "fast" if options.decode == "fast" else "exact"
+        loader = SampleLoader(self.source, spec.recipe, spec.seed, spec.orientation, self.decoder, decode)
         shape = (spec.batch_size, *spec.recipe.output_size, 3)
         in_work = execution.prefetch + 1
         # One buffer for each batch in work, in flight, with the caller, and one that the caller is about to drop.
@@ -132,7 +166,7 @@ class HostPipeline(Pipeline):
                 for index, where, reason in result.failed
             )
             fallbacks.update(result.fallbacks)
-            self._load_s += result.load_s
+            self._costs.add(result)
             start += result.count
         images = self._pool.finish_slot(job.slot, start)
         ids, positions = job.step.ids, job.step.positions
@@ -161,6 +195,16 @@ class HostPipeline(Pipeline):
         for job in jobs:
             self._pool.return_slot(job.slot)
         jobs.clear()
+
+
+def fast_refusal(backend: str) -> UsageError:
+    """Return the error for ``decode="fast"`` on a backend whose decoder cannot reduce."""
+    return UsageError(
+        "HostOptions.decode",
+        f'"fast" with backend="{backend}", which cannot reduce while it decodes',
+        'decode="exact"',
+        'Or use backend="pil", or "webdataset" on shards.',
+    )
 
 
 def _chunk(step: StepPlan, start: int, stop: int) -> Chunk:

@@ -7,63 +7,61 @@ word (pixels or error) is final.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata.decode import (
-    decode_reference,
-    decode_torchvision,
-    decode_turbo,
-    orient,
-    reference_size,
-    stored_windows,
-)
+from fastdata.backends._meter import Meter
+from fastdata.decode import decode_reference, decode_torchvision, decode_turbo, orient, stored_windows, turn_reverses
 from fastdata.errors import DecodeError, SourceError, WorkerError
-from fastdata.geometry import Geometry, needed_windows, plan_geometry, upright_sizes
+from fastdata.geometry import (
+    Geometry,
+    choose_reductions,
+    needed_windows,
+    plan_geometry,
+    reduced_windows,
+    upright_sizes,
+)
 from fastdata.jpeg import REFUSALS
-from fastdata.jpeg_cut import CUT, Files, locate_files, plan_cuts, write_cuts
-from fastdata.resample import Axis, resample_into
+from fastdata.jpeg_cut import Files, cut_all, locate_files
+from fastdata.resample import plan_resamples, resample_planned
 from fastdata.rng import STREAM_CALLABLE, keys
 from fastdata.sources import Encoded, SampleReader
-from fastdata.spec import Orientation
+from fastdata.spec import Decode, Orientation
 from fastdata.transforms import Recipe
 
 Region = tuple[int, int, int, int]
-"""Top, left, height, width in stored pixels."""
+"""Top, left, height, width, in pixels as the file stores them, reduced."""
+Decoded = tuple[NDArray[np.uint8], int, int]
+"""(h, w, 3) uint8 pixels of at least the region that was asked for, and the row and column at which they begin."""
 
 
-def _decode_whole(decode: Callable[[Encoded], NDArray[np.uint8]], data: Encoded, _region: Region) -> Decoded:
-    return Decoded(decode(data), 0, 0)
+def _decode_by_pillow(data: Encoded, region: Region, reduction: int) -> Decoded:
+    return decode_reference(data, region=region, reduction=reduction), region[0], region[1]
 
 
-def _decode_region_by_pillow(data: Encoded, region: Region) -> Decoded:
-    return Decoded(decode_reference(data, region=region), region[0], region[1])
+def _decode_by_torchvision(data: Encoded, _region: Region, _reduction: int) -> Decoded:
+    return decode_torchvision(data), 0, 0
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Pixels of at least the region that was asked for."""
-
-    pixels: NDArray[np.uint8]
-    """(h, w, 3) uint8."""
-    top: int
-    """Row of the encoded picture that the first row is."""
-    left: int
-    """Column of the encoded picture that the first column is."""
+def _decode_by_turbo(data: Encoded, _region: Region, reduction: int) -> Decoded:
+    return decode_turbo(data, None, reduction), 0, 0
 
 
-DECODERS: dict[str, Callable[[Encoded, Region], Decoded]] = {
-    "pil": _decode_region_by_pillow,
-    "torchvision": partial(_decode_whole, decode_torchvision),
-    "turbo": partial(_decode_whole, decode_turbo),
+DECODERS: dict[str, Callable[[Encoded, Region, int], Decoded]] = {
+    "pil": _decode_by_pillow,
+    "torchvision": _decode_by_torchvision,
+    "turbo": _decode_by_turbo,
 }
-"""Decoders of ordinary JPEGs by name."""
+"""Decoders of ordinary JPEGs by name: of a file, a region and a reduction."""
+REDUCING_DECODERS = ("pil", "turbo")
+"""Those that can reduce while they decode."""
 
 
 @dataclass
@@ -78,6 +76,10 @@ class ChunkResult:
     """Samples that the reference took over, by reason."""
     load_s: float = 0.0
     """Seconds spent here."""
+    held_s: float = 0.0
+    """Of these, seconds of Python code outside of reads, decoders and kernels, while no other thread could run any."""
+    read_s: float = 0.0
+    """Of these, seconds of reads."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class SampleLoader:
     """Whether EXIF orientation is applied."""
     decoder: str
     """A key of `DECODERS`."""
+    decode: Decode = "exact"
+    """Whether the decoder may reduce large pictures: other pixels."""
 
     def load(
         self, epoch: int, positions: NDArray[np.int64], ids: NDArray[np.int64], out: NDArray[np.uint8]
@@ -107,13 +111,19 @@ class SampleLoader:
             out: (n, H, W, 3) uint8. Written, except for samples that fail.
         """
         started = time.perf_counter()
+        meter = Meter()
         result = ChunkResult(len(ids))
+        meter.release()
         encoded = self._read(positions, result)
-        self._load_ordinary(epoch, ids, encoded, out, result)
+        meter.hold()
+        result.read_s = time.perf_counter() - started
+        self._load_ordinary(epoch, ids, encoded, out, result, meter)
+        meter.release()
         for index, data in encoded.items():
             self._load_by_reference(epoch, int(positions[index]), ids[index : index + 1], data, index, out, result)
         if self.recipe.callables:
             self._call_user(epoch, positions, ids, out, {index for index, _, _ in result.failed})
+        result.held_s = meter.held_s
         result.load_s = time.perf_counter() - started
         return result
 
@@ -133,40 +143,69 @@ class SampleLoader:
         encoded: dict[int, Encoded],
         out: NDArray[np.uint8],
         result: ChunkResult,
+        meter: Meter,
     ) -> None:
         """Load what fast decoders take and drop it from `encoded`; count by reason what they leave to the reference."""
         indices = np.fromiter(encoded, np.int64, len(encoded))
+        meter.release()
         files = locate_files(list(encoded.values()))
+        meter.hold()
         refusals = files.headers["refusal"]
         counted = self.decoder != "pil"  # for Pillow the reference is no fallback
-        if counted:
-            result.fallbacks.update(REFUSALS[code] for code in refusals[refusals != 0].tolist())
-        taken = np.flatnonzero(refusals == 0)
-        indices, files = indices[taken], files.take(taken)
-        headers = files.headers
-        turns = headers["orientation"] if self.orientation == "apply" else np.ones(len(indices), np.int64)
-        upright = upright_sizes(headers["width"], headers["height"], turns)
-        geometry = plan_geometry(self.recipe, self.seed, epoch, ids[indices], *upright)
-        needed = needed_windows(geometry)
-        stored = stored_windows(needed, turns, headers["width"], headers["height"])
-        parts = cut_to_windows(files, stored)
+        if refusals.any():
+            if counted:
+                result.fallbacks.update(REFUSALS[code] for code in refusals[refusals != 0].tolist())
+            taken = np.flatnonzero(refusals == 0)
+            indices, files = indices[taken], files.take(taken)
+        work = self._plan(epoch, ids[indices], files, meter)
         decode = DECODERS[self.decoder]
-        for row, index in enumerate(indices.tolist()):
-            part = parts[row]
-            top, left, height, width = stored[row].tolist()
+        for row, (index, part, turn, reduction, (top, left, height, width)) in enumerate(
+            zip(indices.tolist(), work.parts, work.turns, work.reductions, work.regions, strict=True)
+        ):
+            meter.release()
             try:
-                picture = decode(part.data, (top - part.top, left - part.left, height, width))
+                pixels, y, x = decode(part.data, (top - part.top, left - part.left, height, width), reduction)
             except DecodeError as error:
                 if counted:
                     result.fallbacks[error.found] += 1
                 continue  # the reference has the last word
-            pixels, origin = picture.pixels, (part.top + picture.top, part.left + picture.left)
-            if turns[row] != 1:
-                y, x = top - origin[0], left - origin[1]
-                pixels = orient(pixels[y : y + height, x : x + width], int(turns[row]))
-                origin = int(needed[row, 0]), int(needed[row, 1])
-            resize(pixels, origin, geometry, row, out[index])
+            finally:
+                meter.hold()
+            y, x = y + part.top, x + part.left
+            if turn != 1:
+                pixels = orient(pixels[top - y : top - y + height, left - x : left - x + width], turn)
+                y, x = work.upright_origins[row]
+            meter.release()
+            resample_planned(pixels, (y, x), work.resamples, row, out, index)
+            meter.hold()
             del encoded[index]
+
+    def _plan(self, epoch: int, ids: NDArray[np.int64], files: Files, meter: Meter) -> _Work:
+        """Work out what has to be done with files that have readable headers."""
+        headers = files.headers
+        turns = headers["orientation"] if self.orientation == "apply" else np.ones(len(ids), np.int64)
+        widths, heights = headers["width"], headers["height"]
+        upright_widths, upright_heights = upright_sizes(widths, heights, turns)
+        geometry = plan_geometry(self.recipe, self.seed, epoch, ids, upright_widths, upright_heights)
+        reductions = np.ones(len(ids), np.int64)
+        low, high, upright = geometry.low, geometry.high, needed_windows(geometry)
+        if self.decode == "fast":
+            reductions = choose_reductions(geometry)
+            # A reduced picture may end with a part of a pixel; where a turn reverses an axis, it begins with it.
+            sizes = np.stack([upright_heights, upright_widths], axis=1)
+            padding = -sizes % reductions[:, None]
+            moved = np.where(turn_reverses(turns), padding, 0)
+            low, high = low + moved, high + moved
+            upright[:, :2] += moved
+            upright = reduced_windows(upright, sizes + padding, reductions)
+            widths, heights = widths + -widths % reductions, heights + -heights % reductions
+        stored = stored_windows(upright, turns, widths, heights)
+        flips = geometry.flips
+        resamples = plan_resamples(low, high, geometry.full, geometry.offset, geometry.output_size, flips, reductions)
+        parts = cut_to_windows(files, stored, reductions, meter)
+        steps = reductions[:, None]
+        regions, origins = (stored // steps).tolist(), (upright[:, :2] // steps).tolist()
+        return _Work(parts, turns.tolist(), reductions.tolist(), regions, origins, resamples)
 
     def _load_by_reference(
         self,
@@ -179,15 +218,13 @@ class SampleLoader:
         result: ChunkResult,
     ) -> None:
         try:
-            picture = decode_reference(data)
-            turn = reference_size(data).orientation if self.orientation == "apply" else 1
+            picture = decode_reference(data, upright=self.orientation == "apply")
         except DecodeError as error:
             result.failed.append((index, self.source.where(position), error.found))
             return
-        picture = orient(picture, turn)
         height, width = picture.shape[:2]
         geometry = plan_geometry(self.recipe, self.seed, epoch, sample_id, np.array([width]), np.array([height]))
-        resize(picture, (0, 0), geometry, 0, out[index])
+        resample_planned(picture, (0, 0), _plan_whole(geometry), 0, out, index)
 
     def _call_user(
         self,
@@ -225,53 +262,75 @@ class SampleLoader:
 
 
 @dataclass(frozen=True, slots=True)
+class _Work:
+    """What has to be done with the n ordinary files of a chunk."""
+
+    parts: list[_Part]
+    """What is decoded of each file."""
+    turns: list[int]
+    """EXIF orientations that are applied."""
+    reductions: list[int]
+    """What the decoders shall reduce by."""
+    regions: list[list[int]]
+    """Top, left, height, width of the pixels that are needed, as the file stores them, reduced."""
+    upright_origins: list[list[int]]
+    """Top and left of the same pixels in the upright picture, reduced."""
+    resamples: NDArray[np.int64]
+    """Of `fastdata.resample.plan_resamples`."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """What is decoded of one file: a cut, or the whole."""
 
-    data: Encoded
-    """An ordinary JPEG."""
+    data: Any
+    """An ordinary JPEG: bytes or a view of some."""
     top: int
-    """Row of the stored picture that its first row is."""
+    """Row of the stored picture that its first row is, reduced."""
     left: int
-    """Column of the stored picture that its first column is."""
+    """Column of the stored picture that its first column is, reduced."""
 
 
-def cut_to_windows(files: Files, windows: NDArray[np.int64]) -> list[_Part]:
+def cut_to_windows(
+    files: Files, windows: NDArray[np.int64], reductions: NDArray[np.int64], meter: Meter
+) -> list[_Part]:
     """Cut crop-ready files to their windows; files that are not crop-ready stay whole and are not copied.
+
+    The cuts are views of the thread's memory and valid until the next call in it.
 
     Args:
         files: n files with readable headers.
         windows: (n, 4) top, left, height, width in stored pixels.
+        reductions: (n,) what the parts will be reduced by while they are decoded.
+        meter: Released around kernels.
     """
-    plans = plan_cuts(files, windows)
-    ready = np.flatnonzero(plans["outcome"] == CUT)
-    parts = [_Part(data, 0, 0) for data in files.buffers]
-    if len(ready):
-        ends = np.cumsum(plans["bytes"][ready])
-        memory = np.empty(int(ends[-1]), np.uint8)
-        starts = ends - plans["bytes"][ready]
-        write_cuts(files.take(ready), plans[ready], memory, starts)
-        view = memory.data
-        bounds = zip(ready.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        for row, start, end in bounds:
-            parts[row] = _Part(view[start:end], int(plans["top"][row]), int(plans["left"][row]))
-    return parts
+    if not files.headers["table_offset"].any():
+        return [_Part(data, 0, 0) for data in files.buffers]
+    memory = _cut_memory.of(int(files.lengths.sum()))
+    meter.release()
+    pieces, plans = cut_all(files, windows, memory)
+    meter.hold()
+    # Cuts begin at whole MCUs of 8 or 16 pixels, which every reduction divides.
+    tops, lefts = ((plans[side] // reductions).tolist() for side in ("top", "left"))
+    return [_Part(*part) for part in zip(pieces, tops, lefts, strict=True)]
 
 
-def resize(
-    picture: NDArray[np.uint8], origin: tuple[int, int], geometry: Geometry, row: int, out: NDArray[np.uint8]
-) -> None:
-    """Crop, resize and mirror one picture by one row of a geometry.
+class _CutMemory(threading.local):
+    """The memory of a thread's cuts, which live until its next chunk: fresh pages cost as much as the cuts."""
 
-    Args:
-        picture: (h, w, 3) uint8, upright: the picture or a part of it.
-        origin: (row, column) of the upright picture at which `picture` begins.
-        geometry: Of n pictures.
-        row: Which of them this is.
-        out: (H, W, 3) uint8. Written.
-    """
-    low, high, full, offset = (a[row].tolist() for a in (geometry.low, geometry.high, geometry.full, geometry.offset))
-    height, width = geometry.output_size
-    rows = Axis(low[0], high[0], full[0], offset[0], height)
-    columns = Axis(low[1], high[1], full[1], offset[1], width)
-    resample_into(picture, origin, rows, columns, out, flip=bool(geometry.flips[row]))
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> NDArray[np.uint8]:
+        """Return at least `size` bytes."""
+        if len(self._memory) < size:
+            self._memory = np.empty(size + size // 4, np.uint8)
+        return self._memory
+
+
+_cut_memory = _CutMemory()
+
+
+def _plan_whole(geometry: Geometry) -> NDArray[np.int64]:
+    g = geometry
+    return plan_resamples(g.low, g.high, g.full, g.offset, g.output_size, g.flips)

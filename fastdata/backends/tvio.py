@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from fastdata.backends._host import HostPipeline
+from fastdata.backends._host import HostPipeline, fast_refusal
 from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, Pipeline
 from fastdata.sources import IndexedSource
@@ -35,7 +35,9 @@ class TorchvisionPipeline(HostPipeline):
         """
         options = execution.options
         if type(options) is HostOptions:
-            execution = replace(execution, options=TorchvisionOptions(**asdict(options)))
+            if options.decode == "fast":
+                raise fast_refusal(self.name)
+            execution = replace(execution, options=TorchvisionOptions(options.pool))
         self._gpu: GpuDecoder | None = None
         if not isinstance(options, TorchvisionOptions) or options.decode == "host":
             super().__init__(source, spec, execution)
