@@ -66,6 +66,6 @@ class Report:
     """Seconds from the epoch's start to its end or to now."""
     details: dict[str, Any] = field(default_factory=dict)
     """What a backend counts besides. Host backends: ``pool``, ``workers``; summed over the workers, ``load_s`` seconds
-    of loading, ``read_s`` of reads in it and ``python_s`` of Python code in it that kept every other thread of the process
-    from running any; ``python_us_per_image``, the last for one image in microseconds: a million divided by it bounds
-    the images/s that threads can reach."""
+    of loading, ``read_s`` of reads in it and ``python_s`` of Python code in it that kept every other thread of the
+    process from running any; ``python_us_per_image``, the last for one image in microseconds: a million divided by it
+    bounds the images/s that threads can reach."""

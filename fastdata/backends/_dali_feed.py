@@ -12,9 +12,9 @@ import resource
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,6 @@ _PADDING_LIMIT = 3
 sample instead of 1), so that one large file does not blow the batch up."""
 _SMALL_BYTES = 2**20
 """Up to this size rows are taken whatever they waste."""
-_CHUNK_SAMPLES = 32
 _UNDOING = np.array([1, 1, 2, 3, 4, 5, 8, 7, 6])
 """EXIF orientation that undoes each orientation: quarter turns undo each other, the rest undo themselves."""
 
@@ -63,20 +62,6 @@ class Feed:
     """The memory in which the pictures lie; goes back to the maker when DALI is done with it."""
 
 
-@dataclass(frozen=True)
-class ReadSamples:
-    """Some samples of a step as they lie in the source."""
-
-    encoded: list[Encoded | SourceError]
-    """Bytes, or why they cannot be read."""
-    addresses: NDArray[np.int64]
-    """(m,) where the bytes lie; valid as long as `encoded` lives."""
-    lengths: NDArray[np.int64]
-    """(m,) bytes; 0 where there are none."""
-    headers: NDArray[np.void]
-    """(m,) of `fastdata.jpeg.HEADER_DTYPE`."""
-
-
 @dataclass
 class FeedCosts:
     """Where the feeding threads' time goes, summed over an epoch."""
@@ -87,18 +72,20 @@ class FeedCosts:
     """User CPU seconds of Python code, an upper bound for how long feeding held the interpreter."""
     kernels_s: float = 0.0
     """CPU seconds in compiled code that does not hold the interpreter: headers, cuts, copies."""
-    waited_s: float = 0.0
-    """Seconds that the feeding thread waited for reads."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while numbers are added."""
 
-    def add(self, *, batches: int = 0, python_s: float = 0.0, kernels_s: float = 0.0, waited_s: float = 0.0) -> None:
-        """Add to the sums; from any thread."""
-        with self.lock:
-            self.batches += batches
-            self.python_s += python_s
-            self.kernels_s += kernels_s
-            self.waited_s += waited_s
+    @contextlib.contextmanager
+    def kernel(self) -> Iterator[None]:
+        """Count the CPU time of the block, which runs compiled code."""
+        started_s = time.thread_time()
+        yield
+        self.kernels_s += time.thread_time() - started_s
+
+    def __iadd__(self, other: FeedCosts) -> FeedCosts:
+        """Add another sum."""
+        self.batches += other.batches
+        self.python_s += other.python_s
+        self.kernels_s += other.kernels_s
+        return self
 
 
 class FeedMaker:
@@ -110,13 +97,13 @@ class FeedMaker:
         Args:
             source: Where encoded pictures come from.
             spec: What is asked for.
-            threads: Threads that read and copy.
+            threads: Threads that make feeds.
         """
         self.costs = FeedCosts()
         self._source = source
         self._spec = spec
         self._reference = SampleLoader(source, spec.recipe, spec.seed, spec.orientation, "pil")
-        self._threads = threads
+        self._lock = threading.Lock()  # of `costs`
         self._pool = WorkerThreads(threads, "fastdata-dali-read")
         self._buffers: deque[NDArray[np.uint8]] = deque()
         self._refused: dict[int, str] = {}
@@ -130,26 +117,25 @@ class FeedMaker:
         """
         self._refused.update((sample_id, reason) for sample_id in ids)
 
-    def read(self, step: StepPlan) -> list[Future[ReadSamples]]:
-        """Start reading the samples of a step."""
-        positions = step.positions.tolist()
-        return [
-            self._pool.submit(self._read_chunk, positions[at : at + _CHUNK_SAMPLES])
-            for at in range(0, len(positions), _CHUNK_SAMPLES)
-        ]
+    def begin(self, step: StepPlan) -> Future[Feed]:
+        """Start making a step's feed on one of the threads."""
+        return self._pool.submit(self.make, step)
 
-    def make(self, step: StepPlan, reads: Sequence[Future[ReadSamples]]) -> Feed:
-        """Wait for the reads of a step and lay it out.
+    def make(self, step: StepPlan) -> Feed:
+        """Read a step and lay it out, in the calling thread.
+
+        One thread makes a whole feed, and others make the next ones meanwhile: parts of one batch spread over threads
+        would hand the interpreter around dozens of times a batch, which on an H200 capped feeding at 17 k img/s.
 
         Raises:
             Exception: What a defect in a source raised; `SourceError` of single samples goes into ``Feed.failed``.
         """
-        started = time.perf_counter()
-        wait(reads)
-        waited_s = time.perf_counter() - started
-        user_s = _user_s()
-        feed = self._lay_out(step, [read.result() for read in reads])
-        self.costs.add(batches=1, python_s=_user_s() - user_s, waited_s=waited_s)
+        costs = FeedCosts(batches=1)
+        started_s = _user_s()
+        feed = self._lay_out(step, self._read(step.positions.tolist(), costs), costs)
+        costs.python_s = max(0.0, _user_s() - started_s - costs.kernels_s)
+        with self._lock:
+            self.costs += costs
         return feed
 
     def give_back(self, feed: Feed) -> None:
@@ -162,8 +148,7 @@ class FeedMaker:
         self._pool.shutdown()
         self._buffers.clear()
 
-    def _read_chunk(self, positions: list[int]) -> ReadSamples:
-        user_s = _user_s()
+    def _read(self, positions: list[int], costs: FeedCosts) -> Files:
         encoded: list[Encoded | SourceError] = []
         for position in positions:
             try:
@@ -171,48 +156,42 @@ class FeedMaker:
             except SourceError as error:
                 encoded.append(error)
         addresses, lengths = locate([b"" if isinstance(item, SourceError) else item for item in encoded])
-        started = time.thread_time()
-        headers = read_headers_at(addresses, lengths)
-        kernels_s = time.thread_time() - started
-        self.costs.add(python_s=max(0.0, _user_s() - user_s - kernels_s), kernels_s=kernels_s)
-        return ReadSamples(encoded, addresses, lengths, headers)
+        with costs.kernel():
+            headers = read_headers_at(addresses, lengths)
+        return Files(tuple(encoded), addresses, lengths, headers)
 
-    def _lay_out(self, step: StepPlan, reads: list[ReadSamples]) -> Feed:
-        encoded = [item for read in reads for item in read.encoded]
-        files = Files(
-            tuple(encoded),
-            np.concatenate([read.addresses for read in reads]),
-            np.concatenate([read.lengths for read in reads]),
-            np.concatenate([read.headers for read in reads]),
-        )
+    def _lay_out(self, step: StepPlan, files: Files, costs: FeedCosts) -> Feed:
         failed = {
             index: self._skipped(step, index, item.found)
-            for index, item in enumerate(encoded)
+            for index, item in enumerate(files.buffers)
             if isinstance(item, SourceError)
         }
         reasons = self._reasons(step, files.headers["refusal"], failed)
-        window, plans = self._cut(step, files)
+        window, plans = self._cut(step, files, costs)
         by_reference = np.fromiter(reasons, np.int64, len(reasons))
         if len(by_reference):
             finished = [ppm(picture) for picture in self._load_by_reference(step, by_reference, failed)]
             files.addresses[by_reference], files.lengths[by_reference] = locate(finished)
             plans["outcome"][by_reference], plans["bytes"][by_reference] = NOT_READY, files.lengths[by_reference]
             window = with_finished(window, by_reference, self._spec.recipe.output_size)
-        kept = np.setdiff1d(np.arange(len(encoded)), np.fromiter(failed, np.int64, len(failed)))
         fallbacks = Counter(reason for index, reason in reasons.items() if index not in failed)
         failures = tuple(failed[index] for index in sorted(failed))
-        if not len(kept):
-            return Feed(step, kept, None, failures, fallbacks, None)
-        rows, buffer = self._write(files, plans, kept)
-        inputs = GraphInputs(
-            rows,
-            window.start[kept],
-            window.shape[kept],
-            window.region_start[kept],
-            window.region_end[kept],
-            window.mirror[kept],
-        )
-        return Feed(step, kept, inputs, failures, fallbacks, buffer)
+        kept = np.arange(len(step.ids))
+        if failed:
+            kept = np.setdiff1d(kept, np.fromiter(failed, np.int64, len(failed)))
+            if not len(kept):
+                return Feed(step, kept, None, failures, fallbacks, None)
+            files, plans = files.take(kept), plans[kept]
+            window = GraphInputs(
+                window.encoded,
+                window.start[kept],
+                window.shape[kept],
+                window.region_start[kept],
+                window.region_end[kept],
+                window.mirror[kept],
+            )
+        rows, buffer = self._write(files, plans, costs)
+        return Feed(step, kept, replace(window, encoded=rows), failures, fallbacks, buffer)
 
     def _reasons(self, step: StepPlan, refusals: NDArray[np.int64], failed: dict[int, Skipped]) -> dict[int, str]:
         """Return why samples go to the reference, by their place in the step."""
@@ -223,7 +202,7 @@ class FeedMaker:
                     reasons.setdefault(index, self._refused[sample_id])
         return reasons
 
-    def _cut(self, step: StepPlan, files: Files) -> tuple[GraphInputs, NDArray[np.void]]:
+    def _cut(self, step: StepPlan, files: Files, costs: FeedCosts) -> tuple[GraphInputs, NDArray[np.void]]:
         """Return the windows of all samples within what DALI gets of them, and the cuts of crop-ready files.
 
         The windows of refused files mean nothing yet.
@@ -234,9 +213,9 @@ class FeedMaker:
         widths, heights = upright_sizes(stored_widths, stored_heights, turns)
         window = graph_windows(plan_geometry(spec.recipe, spec.seed, step.epoch, step.ids, widths, heights))
         wanted = np.concatenate([window.start, window.shape], axis=1).astype(np.int64)
-        started = time.thread_time()
-        plans = plan_cuts(files, stored_windows(wanted, turns, stored_widths, stored_heights))
-        self.costs.add(kernels_s=time.thread_time() - started)
+        stored = stored_windows(wanted, turns, stored_widths, stored_heights)
+        with costs.kernel():
+            plans = plan_cuts(files, stored)
         if not (plans["outcome"] == CUT).any():
             return window, plans
         cuts = np.stack([plans[name] for name in ("top", "left", "height", "width")], axis=1)
@@ -247,57 +226,32 @@ class FeedMaker:
     def _load_by_reference(
         self, step: StepPlan, indices: NDArray[np.int64], failed: dict[int, Skipped]
     ) -> NDArray[np.uint8]:
-        """Load samples in their final form on all threads: (m, H, W, 3) uint8. Notes those that cannot be loaded."""
+        """Load samples in their final form: (m, H, W, 3) uint8. Notes those that cannot be loaded."""
         out = np.zeros((len(indices), *self._spec.recipe.output_size, 3), np.uint8)
-        positions, ids = step.positions[indices], step.ids[indices]
-        share = -(-len(indices) // self._threads)
-        chunks = range(0, len(indices), share)
-        parts = [slice(at, at + share) for at in chunks]
-        loads = [self._pool.submit(self._reference.load, step.epoch, positions[p], ids[p], out[p]) for p in parts]
-        wait(loads)
-        for at, load in zip(chunks, loads, strict=True):
-            for index, _, reason in load.result().failed:
-                place = int(indices[at + index])
-                failed[place] = self._skipped(step, place, reason)
+        loaded = self._reference.load(step.epoch, step.positions[indices], step.ids[indices], out)
+        for index, _, reason in loaded.failed:
+            place = int(indices[index])
+            failed[place] = self._skipped(step, place, reason)
         return out
 
     def _skipped(self, step: StepPlan, index: int, reason: str) -> Skipped:
         return Skipped(int(step.ids[index]), self._source.where(int(step.positions[index])), reason)
 
     def _write(
-        self, files: Files, plans: NDArray[np.void], kept: NDArray[np.int64]
+        self, files: Files, plans: NDArray[np.void], costs: FeedCosts
     ) -> tuple[NDArray[np.uint8] | list[NDArray[np.uint8]], NDArray[np.uint8]]:
         """Write pictures into reused memory, as equal rows where that wastes little, else one after the other."""
-        plans = plans[kept]
-        lengths, n = plans["bytes"], len(kept)
+        lengths, n = plans["bytes"], len(plans)
         longest = -(-int(lengths.max()) // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         as_rows = n * longest <= max(_PADDING_LIMIT * int(lengths.sum()), _SMALL_BYTES)
         spaces = np.full(n, longest) if as_rows else -(-lengths // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         starts = np.cumsum(spaces) - spaces
         buffer = self._take_buffer(int(spaces.sum()))
-        share = -(-n // self._threads)
-        parts = [slice(at, at + share) for at in range(0, n, share)]
-        padded = longest if as_rows else 0
-        writes = [
-            self._pool.submit(self._write_part, files.take(kept[p]), plans[p], buffer, starts[p], padded) for p in parts
-        ]
-        for written in writes:
-            written.result()
+        with costs.kernel():
+            write_cuts(files, plans, buffer, starts, longest if as_rows else 0)
         if as_rows:
             return buffer[: n * longest].reshape(n, longest), buffer
         return [buffer[o : o + m] for o, m in zip(starts.tolist(), lengths.tolist(), strict=True)], buffer
-
-    def _write_part(
-        self,
-        files: Files,
-        plans: NDArray[np.void],
-        buffer: NDArray[np.uint8],
-        starts: NDArray[np.int64],
-        padded_bytes: int,
-    ) -> None:
-        started = time.thread_time()
-        write_cuts(files, plans, buffer, starts, padded_bytes)
-        self.costs.add(kernels_s=time.thread_time() - started)
 
     def _take_buffer(self, size: int) -> NDArray[np.uint8]:
         # Fresh memory would cost a page fault every 4 KiB, each batch.

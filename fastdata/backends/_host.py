@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,6 +37,20 @@ class _Job:
 
     def done(self) -> bool:
         return all(future.done() for future in self.futures)
+
+
+@dataclass
+class _Lane:
+    """One epoch in work."""
+
+    plan: EpochPlan
+    steps: Generator[StepPlan, None, None]
+    jobs: deque[_Job] = field(default_factory=deque)
+    exhausted: bool = False
+
+    def begins(self, plan: EpochPlan) -> bool:
+        """Whether this lane was begun for the same epoch from the same place."""
+        return (self.plan.epoch, self.plan.steps.done) == (plan.epoch, plan.steps.done)
 
 
 @dataclass
@@ -83,35 +96,39 @@ class HostPipeline(Pipeline):
         """Check, and prepare workers and memory; see `Pipeline`."""
         super().__init__(source, spec, execution)
         self._stage: DeviceStage | None = None
+        self._ahead: _Lane | None = None
         self._pool = self._make_pool()
         self._costs = _Costs()
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
         if self._stage is None:
             self._stage = DeviceStage(self.spec)
-        jobs: deque[_Job] = deque()
         flights: deque[tuple[InFlight | None, Delivery]] = deque()
         self._costs = _Costs()
-        with closing(iter(plan)) as steps:
-            try:
-                while True:
-                    self._submit(steps, jobs)
-                    while jobs and len(flights) < _ON_DEVICE and (not flights or jobs[0].done()):
-                        flights.append(self._send(*self._join(jobs[0])))
-                        jobs.popleft()
-                        self._submit(steps, jobs)
-                    if not flights:
-                        return
-                    flight, delivery = flights.popleft()
-                    batch = None if flight is None else self._stage.receive(flight)
-                    yield Delivery(batch, delivery.failed, delivery.fallbacks)
-            finally:
-                self._abandon(jobs)
+        lane = self._take_lane(plan)
+        completed = False
+        try:
+            while True:
+                self._submit(lane)
+                while lane.jobs and len(flights) < _ON_DEVICE and (not flights or lane.jobs[0].done()):
+                    flights.append(self._send(*self._join(lane.jobs[0])))
+                    lane.jobs.popleft()
+                    self._submit(lane)
+                if not flights:
+                    completed = True
+                    return
+                flight, delivery = flights.popleft()
+                batch = None if flight is None else self._stage.receive(flight)
+                yield Delivery(batch, delivery.failed, delivery.fallbacks)
+        finally:
+            if not completed:
+                self._abandon(lane)
 
     def _release(self) -> None:
         if self._stage is not None:
             self._stage.drain()
         if hasattr(self, "_pool"):  # not where making it was refused
+            self._drop_ahead()
             self._pool.close()
 
     def _details(self) -> dict[str, Any]:
@@ -141,15 +158,43 @@ class HostPipeline(Pipeline):
             return ProcessPool(loader, buffers, execution.workers, shape, in_work)
         return ThreadPool(loader, buffers, execution.workers)
 
-    def _submit(self, steps: Iterator[StepPlan], jobs: deque[_Job]) -> None:
-        ahead = self.execution.prefetch + 1 if self._pool.workers else 1
-        while len(jobs) < ahead and (step := next(steps, None)) is not None:
+    def _take_lane(self, plan: EpochPlan) -> _Lane:
+        """Return the epoch's lane: the one that was begun ahead, if it is this epoch's, else a new one."""
+        ahead = self._ahead
+        if ahead is not None and ahead.begins(plan):
+            self._ahead = None
+            return ahead
+        self._drop_ahead()
+        return _Lane(plan, iter(plan))
+
+    def _submit(self, lane: _Lane) -> None:
+        """Keep the workers busy with this epoch's steps, then, so that no gap opens between epochs, the next's."""
+        room = self.execution.prefetch + 1 if self._pool.workers else 1
+        self._begin_steps(lane, room)
+        if not lane.exhausted or not self._pool.workers or self.stream is not None:
+            return
+        if self._ahead is None:
+            following = self._plan(lane.plan.epoch + 1, 0)
+            self._ahead = _Lane(following, iter(following))
+        self._begin_steps(self._ahead, room - len(lane.jobs))
+
+    def _begin_steps(self, lane: _Lane, room: int) -> None:
+        while len(lane.jobs) < room:
+            step = next(lane.steps, None)
+            if step is None:
+                lane.exhausted = True
+                return
             slot = self._pool.take_slot()
             count = len(step.ids)
             share = -(-count // max(1, self._pool.workers))
             size = max(1, min(_CHUNK_SAMPLES, share))
             chunks = [_chunk(step, at, min(at + size, count)) for at in range(0, count, size)]
-            jobs.append(_Job(step, slot, [self._pool.submit(chunk, slot) for chunk in chunks]))
+            lane.jobs.append(_Job(step, slot, [self._pool.submit(chunk, slot) for chunk in chunks]))
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._abandon(self._ahead)
+            self._ahead = None
 
     def _join(self, job: _Job) -> tuple[HostBatch | None, Delivery]:
         """Wait for a step and put its chunks together, without the samples that failed."""
@@ -188,13 +233,14 @@ class HostPipeline(Pipeline):
         assert self._stage is not None
         return (None if host is None else self._stage.send(host)), delivery
 
-    def _abandon(self, jobs: deque[_Job]) -> None:
+    def _abandon(self, lane: _Lane) -> None:
         """Stop work on steps that nobody will ask for; their memory may be reused only when no worker writes to it."""
-        running = [future for job in jobs for future in job.futures if not future.cancel()]
+        lane.steps.close()
+        running = [future for job in lane.jobs for future in job.futures if not future.cancel()]
         wait(running)
-        for job in jobs:
+        for job in lane.jobs:
             self._pool.return_slot(job.slot)
-        jobs.clear()
+        lane.jobs.clear()
 
 
 def fast_refusal(backend: str) -> UsageError:

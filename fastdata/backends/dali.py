@@ -121,7 +121,6 @@ class DaliPipeline(Pipeline):
             "read_threads": self._options.read_threads,
             "feed_python_ms_per_batch": 1e3 * costs.python_s / batches,
             "feed_kernels_ms_per_batch": 1e3 * costs.kernels_s / batches,
-            "feed_waited_ms_per_batch": 1e3 * costs.waited_s / batches,
             "dali_errors": list(self._errors),
         }
 
@@ -144,7 +143,7 @@ class DaliPipeline(Pipeline):
     def _open_lane(self, plan: EpochPlan) -> _Lane:
         from fastdata.backends._dali_feeder import Feeder
 
-        return _Lane(plan, Feeder(self._maker, plan, self.execution.prefetch))
+        return _Lane(plan, Feeder(self._maker, plan, self.execution.prefetch + self._options.read_threads))
 
     def _fill(self, lane: _Lane) -> None:
         """Keep DALI busy: with this epoch's batches, then, so that no gap opens between epochs, with the next one's."""
@@ -220,7 +219,7 @@ class DaliPipeline(Pipeline):
             self._maker.refuse(suspects.tolist(), "DALI failed on it")
             self._graph.rebuild()
             self._maker.give_back(feed)
-            feed = self._maker.make(feed.step, self._maker.read(feed.step))
+            feed = self._maker.make(feed.step)
             for waiting in (feed, *behind):
                 self._start(waiting)
             try:
