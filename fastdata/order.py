@@ -130,15 +130,22 @@ class BlockOrder:
             start, first = upto, first + 1
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def block_positions(self, place: int) -> NDArray[np.int64]:
-        """Return all positions of the block that holds a place of the order, in storage order, for read-ahead."""
-        block = int(np.searchsorted(self._block_starts, place, side="right")) - 1
-        size = int(self._block_starts[block + 1] - self._block_starts[block])
-        return self._storage_positions(block, np.arange(size, dtype=np.int64))
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self._block_starts) - 1
 
     def block_of(self, place: int) -> int:
         """Return the number of the block that holds a place of the order."""
         return int(np.searchsorted(self._block_starts, place, side="right")) - 1
+
+    def places_of(self, block: int) -> tuple[int, int]:
+        """Return the half-open range of places that a block takes in the order."""
+        return int(self._block_starts[block]), int(self._block_starts[block + 1])
+
+    def as_stored(self, block: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return members start..stop-1 of a block in storage order: (stop - start,) int64 positions, for read-ahead."""
+        return self._storage_positions(block, np.arange(start, stop, dtype=np.int64))
 
     def _storage_positions(self, block: int, inside: NDArray[np.int64]) -> NDArray[np.int64]:
         shards = self._shards[block * self._per_block : (block + 1) * self._per_block]

@@ -285,7 +285,7 @@ class Pipeline(ABC):
                 "Use a smaller batch size or drop_last=False.",
             )
         order = make_order(_indexed_shuffle(spec), size, self.source.layout, spec.seed, epoch)
-        return IndexedPlan(epoch, steps, order, self.source.ids)
+        return IndexedPlan(epoch, steps, order, self.source)
 
     def _refuse_what_cannot_be_honoured(self) -> None:
         if self.source.kind not in self.source_kinds:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fastdata.batch import Skipped
 from fastdata.errors import SourceError, UsageError
-from fastdata.order import EpochOrder, Steps
+from fastdata.order import BlockOrder, EpochOrder, Steps
+from fastdata.sources import IndexedSource
 from fastdata.sources.stream import ShardStream
 from fastdata.sources.streamed import HeldSamples, Lost, StreamedSample
 from fastdata.spec import BufferShuffle, PipelineSpec
@@ -59,18 +60,18 @@ class EpochPlan(ABC):
 class IndexedPlan(EpochPlan):
     """The epoch of a source with an index."""
 
-    def __init__(self, epoch: int, steps: Steps, order: EpochOrder, ids: NDArray[np.int64]) -> None:
+    def __init__(self, epoch: int, steps: Steps, order: EpochOrder, source: IndexedSource) -> None:
         """Join what is known of the epoch.
 
         Args:
             epoch: The epoch's number.
             steps: How many steps there are and what they take.
             order: The global order.
-            ids: (N,) int64 ids of all positions.
+            source: Gives the ids, and is told what is read soon.
         """
         self.epoch = epoch
         self.order = order
-        self.ids = ids
+        self._source = source
         self._steps = steps
 
     @property
@@ -79,9 +80,25 @@ class IndexedPlan(EpochPlan):
         return self._steps
 
     def __iter__(self) -> Generator[StepPlan, None, None]:
-        """Yield the plan of each step. Cheap: about 35 ns a sample."""
+        """Yield the plan of each step; with blocks, have the next one read ahead meanwhile."""
         for number, positions in enumerate(self.steps.batches(self.order)):
-            yield StepPlan(self.epoch, number, positions, np.asarray(self.ids[positions]))
+            if isinstance(self.order, BlockOrder):
+                self._read_ahead(self.order, *self.steps.places(number))
+            yield StepPlan(self.epoch, number, positions, np.asarray(self._source.ids[positions]))
+
+    def _read_ahead(self, order: BlockOrder, first: int, stop: int) -> None:
+        """Have the same share of the next block read, in storage order, that this step takes of its own block.
+
+        Any sample of a block may come first, so the whole block has to be there when it begins. Read in proportion, it
+        comes in one sequential pass, and no request holds up a step.
+        """
+        block = order.block_of(first)
+        if block + 1 == order.blocks:
+            return
+        begin, end = order.places_of(block)
+        size = order.places_of(block + 1)[1] - end
+        share = (min(stop, end) - begin) * size // (end - begin)
+        self._source.will_need(order.as_stored(block + 1, (first - begin) * size // (end - begin), share))
 
 
 class StreamPlan(EpochPlan):

@@ -119,7 +119,10 @@ def test_block_order_holds_each_sample_once_and_reads_few_shards_at_a_time(shard
     for shard in range(7):
         shard_of[layout.storage_order[layout.shard_starts[shard] : layout.shard_starts[shard + 1]]] = shard
     for place in (0, 50, 110):
-        block = order.block_positions(place)
+        number = order.block_of(place)
+        start, stop = order.places_of(number)
+        block = order.as_stored(number, 0, stop - start)
+        assert np.array_equal(np.sort(block), np.sort(whole[start:stop]))
         assert len(set(shard_of[block].tolist())) <= shards
         assert whole[place] in block
 

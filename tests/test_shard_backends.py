@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,26 @@ def test_a_cut_shard_of_another_writer_raises_or_is_skipped_and_reported(tmp_pat
             for _ in range(2):
                 assert sum(len(batch) for batch in loader) == 16
                 assert [item.reason.count("shard-000001.tar") for item in loader.report().skipped] == [1]
+
+
+def test_block_shuffle_has_each_next_block_read_once_in_storage_order(tmp_path: Path) -> None:
+    shards = convert_with_damage(write_numbered_folder(tmp_path / "numbered", 30))
+    with fastdata.open_pipeline(
+        shards,
+        backend="webdataset",
+        transform=fastdata.Resize((16, 16)),
+        batch_size=8,
+        shuffle=fastdata.BlockShuffle(2),
+        workers=1,
+    ) as loader:
+        asked: list[int] = []
+        loader.source.will_need = lambda positions: asked.extend(positions.tolist())  # type: ignore[method-assign]
+        seen = [i for step in loader._plan(0, 0) for i in step.positions.tolist()]
+        layout = loader.source.layout
+    assert layout is not None
+    first_block = len(seen) - len(asked)
+    assert 0 < first_block < len(seen) / 2
+    assert sorted(asked) == sorted(seen[first_block:])
+    stored = {int(p): place for place, p in enumerate(layout.storage_order)}
+    jumps = sum(stored[b] != stored[a] + 1 for a, b in pairwise(asked))
+    assert jumps < len(layout.shard_starts)

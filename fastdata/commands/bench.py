@@ -119,6 +119,7 @@ def compare(
 def backends() -> None:
     """List which backends work here, and for the others why not and how to get them."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from fastdata.registry import backend_names, check_backend
@@ -126,7 +127,8 @@ def backends() -> None:
     table = Table("backend", "works", "reason", "how to get it", header_style="bold")
     for name in backend_names():
         found = check_backend(name)
-        table.add_row(name, "[green]yes[/]" if found.works else "[red]no[/]", found.reason, found.remedy)
+        works = "[green]yes[/]" if found.works else "[red]no[/]"
+        table.add_row(escape(name), works, escape(found.reason), escape(found.remedy))  # a remedy holds [dali]
     Console().print(table)
 
 

@@ -47,6 +47,12 @@ def shard(
     crop_ready: Annotated[
         bool, typer.Option("--crop-ready", help="Rewrite JPEGs, without loss, so that crops are cut before decoding.")
     ] = False,
+    max_growth: Annotated[
+        float, typer.Option(min=0, help="With --crop-ready: files that would grow by a larger share stay as they are.")
+    ] = 0.15,
+    check: Annotated[
+        str, typer.Option(help="With --crop-ready: compare none, coefficients or pixels of each rewritten file.")
+    ] = "coefficients",
 ) -> None:
     """Convert a folder of class folders to tar shards that webdataset, Hugging Face datasets and tar read.
 
@@ -66,6 +72,8 @@ def shard(
         resize=resize,
         quality=quality,
         crop_ready=crop_ready,
+        max_growth=max_growth,
+        check=check,  # type: ignore[arg-type]
     )
     result = convert_folder(source, out, options, workers=workers, resume=resume, overwrite=overwrite)
     _show_conversion(result)

@@ -36,6 +36,11 @@ class ConvertOptions:
     """JPEG quality of resized pictures, 1..95."""
     crop_ready: bool = False
     """Rewrite JPEGs, without loss, so that crops can be cut before decoding."""
+    max_growth: float = 0.15
+    """Share by which a crop-ready file may be larger than its source; others stay byte for byte."""
+    check: Literal["none", "coefficients", "pixels"] = "coefficients"
+    """What is compared after a JPEG was rewritten, see `fastdata.transcode.make_crop_ready`. Changes only speed and
+    what a defect of the transcoder could do."""
 
     def __post_init__(self) -> None:
         """Check values.
@@ -46,10 +51,7 @@ class ConvertOptions:
         check_cap(self.max_bytes)
         if self.on_error not in ("raise", "skip"):
             raise UsageError("on_error", f"{self.on_error!r}", '"raise" or "skip"')
-        if self.resize is not None and self.resize < 1:
-            raise UsageError("resize", f"{self.resize}", "pixels of the short side, at least 1")
-        if not 1 <= self.quality <= 95:
-            raise UsageError("quality", f"{self.quality}", "1..95")
+        self._check_reencoding()
         names = [name for name, _ in self.split]
         for name, share in self.split:
             if not _SPLIT_NAME.fullmatch(name):
@@ -60,6 +62,16 @@ class ConvertOptions:
             raise UsageError("split", f"{names}", "each name once")
         if self.split and abs(sum(share for _, share in self.split) - 1) > 1e-6:
             raise UsageError("split", f"shares that sum to {sum(share for _, share in self.split):g}", "1")
+
+    def _check_reencoding(self) -> None:
+        if self.max_growth < 0:
+            raise UsageError("max_growth", f"{self.max_growth}", "a share >= 0")
+        if self.check not in ("none", "coefficients", "pixels"):
+            raise UsageError("check", f"{self.check!r}", '"none", "coefficients" or "pixels"')
+        if self.resize is not None and self.resize < 1:
+            raise UsageError("resize", f"{self.resize}", "pixels of the short side, at least 1")
+        if not 1 <= self.quality <= 95:
+            raise UsageError("quality", f"{self.quality}", "1..95")
 
     @property
     def stored(self) -> str:
@@ -78,6 +90,7 @@ class ConvertOptions:
             "resize": self.resize,
             "quality": self.quality if self.resize is not None else None,
             "crop_ready": self.crop_ready,
+            "max_growth": self.max_growth if self.crop_ready else None,
         }
 
 

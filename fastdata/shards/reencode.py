@@ -13,7 +13,7 @@ from fastdata.decode import decode_reference, decode_turbo, orient
 from fastdata.errors import DecodeError
 from fastdata.shards.facts import PictureFacts, read_facts
 from fastdata.shards.options import ConvertOptions
-from fastdata.transcode import make_crop_ready
+from fastdata.transcode import Check, make_crop_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,23 @@ def make_reencode(options: ConvertOptions) -> Reencode | None:
     shrink = Shrink(options.resize, options.quality) if options.resize is not None else None
     if not options.crop_ready:
         return shrink
-    return crop_ready if shrink is None else _Both(shrink)
+    ready = MakeCropReady(options.max_growth, options.check)
+    return ready if shrink is None else _Both(shrink, ready)
 
 
-def crop_ready(data: bytes, _facts: PictureFacts) -> Reencoded:
-    """Rewrite a JPEG so that it can be cut before it is decoded; pixels stay equal."""
-    made = make_crop_ready(data)
-    return Reencoded(made.data, made.reason or "crop-ready")
+@dataclass(frozen=True, slots=True)
+class MakeCropReady:
+    """Rewrites JPEGs so that they can be cut before they are decoded; pixels stay equal."""
+
+    max_growth: float
+    """Files that would grow by a larger share stay as they are."""
+    check: Check
+    """What is compared afterwards."""
+
+    def __call__(self, data: bytes, _facts: PictureFacts) -> Reencoded:
+        """Return the new file, or why this one stays as it is."""
+        made = make_crop_ready(data, max_growth=self.max_growth, check=self.check)
+        return Reencoded(made.data, made.reason or "crop-ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +86,13 @@ class Shrink:
 @dataclass(frozen=True, slots=True)
 class _Both:
     shrink: Shrink
+    ready: MakeCropReady
 
     def __call__(self, data: bytes, facts: PictureFacts) -> Reencoded:
         small = self.shrink(data, facts)
         if small.data is None:
-            return crop_ready(data, facts)
-        made = crop_ready(small.data, read_facts(small.data))
+            return self.ready(data, facts)
+        made = self.ready(small.data, read_facts(small.data))
         return Reencoded(made.data or small.data, f"{small.note}, {made.note}")
 
 

@@ -63,7 +63,7 @@ def missing_shards_error(spec: ShardSpec, missing: Sequence[str], found: int) ->
         str(spec),
         f"{len(missing)} of {len(missing) + found} shards are missing: {names}",
         "every shard of the range",
-        "Restore them, or pass allow_missing=True to read the others.",
+        "Restore them, or list the shards that are there.",
     )
 
 
