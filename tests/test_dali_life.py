@@ -53,6 +53,7 @@ def spoil_first_reads(monkeypatch: pytest.MonkeyPatch, loader: fastdata.Pipeline
         return data[: at + 5] + b"\xff" * 16 + data[at + 21 :]
 
     monkeypatch.setattr(loader.source, "read", read)
+    monkeypatch.setattr(loader.source, "read_many", lambda positions: [read(p) for p in positions.tolist()])
 
 
 def test_a_failure_inside_dali_costs_only_that_sample_the_fast_decoder(

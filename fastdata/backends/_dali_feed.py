@@ -30,7 +30,7 @@ from fastdata.geometry import plan_geometry, upright_sizes
 from fastdata.jpeg import REFUSALS, read_headers_at
 from fastdata.jpeg_cut import CUT, NOT_READY, Files, plan_cuts, write_cuts
 from fastdata.pipeline import StepPlan
-from fastdata.sources import Encoded, IndexedSource
+from fastdata.sources import IndexedSource
 from fastdata.spec import PipelineSpec
 from fastdata.threads import WorkerThreads
 
@@ -132,7 +132,7 @@ class FeedMaker:
         """
         costs = FeedCosts(batches=1)
         started_s = _user_s()
-        feed = self._lay_out(step, self._read(step.positions.tolist(), costs), costs)
+        feed = self._lay_out(step, self._read(step.positions, costs), costs)
         costs.python_s = max(0.0, _user_s() - started_s - costs.kernels_s)
         with self._lock:
             self.costs += costs
@@ -148,13 +148,8 @@ class FeedMaker:
         self._pool.shutdown()
         self._buffers.clear()
 
-    def _read(self, positions: list[int], costs: FeedCosts) -> Files:
-        encoded: list[Encoded | SourceError] = []
-        for position in positions:
-            try:
-                encoded.append(self._source.read(position))
-            except SourceError as error:
-                encoded.append(error)
+    def _read(self, positions: NDArray[np.int64], costs: FeedCosts) -> Files:
+        encoded = self._source.read_many(positions)
         addresses, lengths = locate([b"" if isinstance(item, SourceError) else item for item in encoded])
         with costs.kernel():
             headers = read_headers_at(addresses, lengths)

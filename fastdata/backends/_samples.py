@@ -129,11 +129,11 @@ class SampleLoader:
 
     def _read(self, positions: NDArray[np.int64], result: ChunkResult) -> dict[int, Encoded]:
         encoded: dict[int, Encoded] = {}
-        for index, position in enumerate(positions.tolist()):
-            try:
-                encoded[index] = self.source.read(position)
-            except SourceError as error:
-                result.failed.append((index, self.source.where(position), error.found))
+        for index, found in enumerate(self.source.read_many(positions)):
+            if isinstance(found, SourceError):
+                result.failed.append((index, self.source.where(int(positions[index])), found.found))
+            else:
+                encoded[index] = found
         return encoded
 
     def _load_ordinary(

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdata.errors import SourceError
 from fastdata.order import ShardLayout
 
 Encoded = bytes | memoryview
@@ -21,6 +22,17 @@ class SampleReader(Protocol):
 
         Raises:
             SourceError: The file or member is gone or unreadable; the message names it.
+        """
+        ...
+
+    def read_many(self, positions: NDArray[np.int64]) -> list[Encoded | SourceError]:
+        """Return the encoded bytes of many samples, or why one cannot be read, in one call.
+
+        The views are valid until the same thread calls this again. `read_one_by_one` serves where one call gains
+        nothing.
+
+        Args:
+            positions: (n,) int64.
         """
         ...
 
@@ -65,3 +77,14 @@ class IndexedSource(SampleReader, Protocol):
     def close(self) -> None:
         """Release file handles and maps. Idempotent."""
         ...
+
+
+def read_one_by_one(source: SampleReader, positions: NDArray[np.int64]) -> list[Encoded | SourceError]:
+    """Return what `SampleReader.read_many` does, by `SampleReader.read`."""
+    found: list[Encoded | SourceError] = []
+    for position in positions.tolist():
+        try:
+            found.append(source.read(position))
+        except SourceError as error:
+            found.append(error)
+    return found

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fastdata.errors import SourceError, UsageError
 from fastdata.order import ShardLayout
+from fastdata.sources import Encoded
 from fastdata.sources.labels import LabelArray, labels_from_callable, labels_from_csv, text_paths
 from fastdata.sources.paths import PathTable, printable
 from fastdata.sources.scan import FolderScan, scan_folder
@@ -169,6 +170,22 @@ class FolderSource:
         except OSError as exc:
             raise _unreadable(path, exc) from exc
         return data
+
+    def read_many(self, positions: NDArray[np.int64]) -> list[Encoded | SourceError]:
+        """Return the bytes of many files, read without the interpreter; valid until this thread's next call."""
+        from fastdata.sources.batchread import read_files  # imports numba, which indexing a folder does not need
+
+        found: list[Encoded | SourceError] = []
+        views = read_files(self._prefix, self._scan.paths, self.ids[positions])
+        for view, position in zip(views, positions.tolist(), strict=True):
+            if view is not None:
+                found.append(view)
+                continue
+            try:
+                found.append(self.read(position))
+            except SourceError as error:
+                found.append(error)
+        return found
 
     def read_into(self, position: int, room: Callable[[int], memoryview]) -> memoryview:
         """Read the bytes of one file to where the caller wants them.

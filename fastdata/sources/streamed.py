@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata.errors import ShardError
+from fastdata.errors import ShardError, SourceError
+from fastdata.sources import Encoded, read_one_by_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,10 @@ class HeldSamples:
     def read(self, position: int) -> bytes:
         """Return the encoded bytes of one sample."""
         return self.encoded[position - self.first]
+
+    def read_many(self, positions: NDArray[np.int64]) -> list[Encoded | SourceError]:
+        """Return the encoded bytes of many samples."""
+        return read_one_by_one(self, positions)
 
     def where(self, position: int) -> str:
         """Return the sample's place for messages."""
