@@ -92,13 +92,15 @@ class IndexedPlan(EpochPlan):
         Any sample of a block may come first, so the whole block has to be there when it begins. Read in proportion, it
         comes in one sequential pass, and no request holds up a step.
         """
-        block = order.block_of(first)
-        if block + 1 == order.blocks:
-            return
-        begin, end = order.places_of(block)
-        size = order.places_of(block + 1)[1] - end
-        share = (min(stop, end) - begin) * size // (end - begin)
-        self._source.will_need(order.as_stored(block + 1, (first - begin) * size // (end - begin), share))
+        while first < stop:
+            block = order.block_of(first)
+            begin, end = order.places_of(block)
+            upto = min(stop, end)
+            if block + 1 < order.blocks:
+                size = order.places_of(block + 1)[1] - end
+                shares = ((place - begin) * size // (end - begin) for place in (first, upto))
+                self._source.will_need(order.as_stored(block + 1, *shares))
+            first = upto
 
 
 class StreamPlan(EpochPlan):

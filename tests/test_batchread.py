@@ -40,7 +40,8 @@ def test_files_that_do_not_fit_the_room_get_more(folder: Path, monkeypatch: pyte
         assert [bytes(data) for data in found] == [source.read(p) for p in range(40)]
         assert len(batchread._room_of_thread.memory) > 100_000
         again = source.read_many(np.arange(40))
-        assert all(np.shares_memory(np.frombuffer(d, np.uint8), batchread._room_of_thread.memory) for d in again if len(d))
+        room = batchread._room_of_thread.memory
+        assert all(np.shares_memory(np.frombuffer(data, np.uint8), room) for data in again if len(data))
 
 
 def test_a_file_that_is_gone_is_named_and_the_others_arrive(folder: Path) -> None:

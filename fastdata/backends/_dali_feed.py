@@ -30,7 +30,7 @@ from fastdata.geometry import plan_geometry, upright_sizes
 from fastdata.jpeg import REFUSALS, read_headers_at
 from fastdata.jpeg_cut import CUT, NOT_READY, Files, plan_cuts, write_cuts
 from fastdata.pipeline import StepPlan
-from fastdata.sources import IndexedSource
+from fastdata.sources import IndexedSource, OneByOne
 from fastdata.spec import PipelineSpec
 from fastdata.threads import WorkerThreads
 
@@ -102,7 +102,7 @@ class FeedMaker:
         self.costs = FeedCosts()
         self._source = source
         self._spec = spec
-        self._reference = SampleLoader(source, spec.recipe, spec.seed, spec.orientation, "pil")
+        self._reference = SampleLoader(OneByOne(source), spec.recipe, spec.seed, spec.orientation, "pil")
         self._lock = threading.Lock()  # of `costs`
         self._pool = WorkerThreads(threads, "fastdata-dali-read")
         self._buffers: deque[NDArray[np.uint8]] = deque()

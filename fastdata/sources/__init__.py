@@ -88,3 +88,23 @@ def read_one_by_one(source: SampleReader, positions: NDArray[np.int64]) -> list[
         except SourceError as error:
             found.append(error)
     return found
+
+
+class OneByOne:
+    """A reader of the same samples whose bytes stay valid: for a second look while views of `read_many` are in use."""
+
+    def __init__(self, source: SampleReader) -> None:
+        """Wrap a reader."""
+        self._source = source
+
+    def read(self, position: int) -> Encoded:
+        """Return the encoded bytes of one sample; see `SampleReader.read`."""
+        return self._source.read(position)
+
+    def read_many(self, positions: NDArray[np.int64]) -> list[Encoded | SourceError]:
+        """Return the encoded bytes of many samples."""
+        return read_one_by_one(self._source, positions)
+
+    def where(self, position: int) -> str:
+        """Return the sample's place for messages."""
+        return self._source.where(position)
