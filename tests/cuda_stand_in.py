@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from fastdata.errors import DecodeError
 from fastdata.resample import Axis, read_range, resample_into
 from fastdata.sources import IndexedSource
 from fastdata.spec import Execution, PipelineSpec
+from tests.pictures import frame_header
 
 
 def interpret_kernels() -> None:
@@ -45,19 +47,25 @@ def interpret_kernels() -> None:
 
 
 class HostDecoder:
-    """Decodes as torchvision does on a GPU: a list at a time, channel after channel, all or an error."""
+    """Decodes as torchvision does on a GPU: a list at a time, channel after channel, all or an error.
+
+    And no better: a gray JPEG with sampling factors other than 1 x 1 becomes noise, another each time. Encoded bytes
+    are overwritten on return, when their memory is free; while they are read, nobody may write to them.
+    """
 
     def __init__(self) -> None:
         self.calls: list[int] = []
+        self.pause_s = 0.0
+        """How long encoded bytes must stay as they are, besides."""
         self.fault: Any = lambda _: None
         """What is wrong with a JPEG, as a message, or None; or a picture to return in place of its own."""
 
     def __call__(self, jpegs: list[torch.Tensor]) -> list[torch.Tensor]:
         self.calls.append(len(jpegs))
         pictures = []
-        for jpeg in jpegs:
+        before = [jpeg.numpy().tobytes() for jpeg in jpegs]
+        for jpeg, data in zip(jpegs, before, strict=True):
             assert jpeg.dtype == torch.uint8
-            data = jpeg.numpy().tobytes()
             fault = self.fault(data)
             if isinstance(fault, str):
                 raise RuntimeError(fault)
@@ -65,8 +73,19 @@ class HostDecoder:
                 own = torch.from_numpy(decode_torchvision(data)).permute(2, 0, 1).contiguous()
             except DecodeError as error:
                 raise RuntimeError(f"Error while decoding JPEG images: {error.found}") from error
+            if _is_odd_gray(data):
+                own = torch.randint(0, 256, own.shape, dtype=torch.uint8)
             pictures.append(own if fault is None else fault)
+        time.sleep(self.pause_s)
+        assert [jpeg.numpy().tobytes() for jpeg in jpegs] == before
+        for jpeg in jpegs:
+            jpeg.fill_(0xAA)
         return pictures
+
+
+def _is_odd_gray(data: bytes) -> bool:
+    start = frame_header(data)
+    return data[start + 9] == 1 and data[start + 11] != 0x11
 
 
 class HostResize:
