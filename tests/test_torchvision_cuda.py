@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import threading
@@ -181,17 +182,34 @@ def test_gray_files_decode_alike_whatever_sampling_they_claim(
 
 
 @without_gpu
-def test_encoded_bytes_stay_as_they_are_while_the_decoder_reads_them(tmp_path: Path) -> None:
-    """The stand-in checks, and overwrites them when it is done; here it takes its time while workers run ahead."""
+def test_memory_that_the_decoder_reads_is_not_free_for_reuse(tmp_path: Path) -> None:
+    """All memory that workers might take is overwritten before the decoder reads; what it has read, when it is done."""
     folder = write_varied_folder(tmp_path / "varied")
-    data = crop_ready(folder)
-    with open_pipeline(data, batch_size=3, workers=4, prefetch=4) as loader:
-        StandInPipeline.decoders[-1].pause_s = 0.005
-        first = epoch(loader)
+    expected = same_on_the_host(folder)
+    with open_pipeline(crop_ready(folder), workers=3, prefetch=3) as loader:
+        gpu: Any = loader._gpu  # type: ignore[attr-defined]
+        decode, overwritten = gpu._decode, 0
+
+        def hurried(jpegs: list[torch.Tensor]) -> list[torch.Tensor]:
+            nonlocal overwritten
+            free = []
+            with contextlib.suppress(IndexError):
+                while True:
+                    free.append(gpu._host._memory.popleft())  # not where it is: a worker might take it meanwhile
+            for memory in free:
+                memory.fill_(0x55)
+            gpu._host._memory.extend(free)
+            overwritten += len(free)
+            return decode(jpegs)
+
+        gpu._decode = hurried
         for _ in range(5):
             loader.set_epoch(0)
-            assert torch.equal(epoch(loader)[1], first[1])
-    assert torch.equal(first[1], same_on_the_host(folder, batch_size=3)[1])
+            ids, images = epoch(loader)
+            assert ids == expected[0]
+            assert torch.equal(images, expected[1])
+            assert not loader.report().fallbacks  # the reference would hide it
+    assert overwritten
 
 
 @pytest.mark.gpu
