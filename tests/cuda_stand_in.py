@@ -23,6 +23,7 @@ from fastdata.errors import DecodeError
 from fastdata.resample import Axis, read_range, resample_into
 from fastdata.sources import IndexedSource
 from fastdata.spec import Execution, PipelineSpec
+from tests.pictures import frame_header
 
 
 def interpret_kernels() -> None:
@@ -45,10 +46,16 @@ def interpret_kernels() -> None:
 
 
 class HostDecoder:
-    """Decodes as torchvision does on a GPU: a list at a time, channel after channel, all or an error."""
+    """Decodes as torchvision does on a GPU: a list at a time, channel after channel, all or an error.
+
+    And no better: a gray JPEG with sampling factors other than 1 x 1 becomes noise, another each time. Encoded bytes
+    are overwritten on return, when their memory is free.
+    """
 
     def __init__(self) -> None:
         self.calls: list[int] = []
+        self.repeats_chroma = False
+        """Whether chroma samples are repeated, as nvJPEG does, and not interpolated."""
         self.fault: Any = lambda _: None
         """What is wrong with a JPEG, as a message, or None; or a picture to return in place of its own."""
 
@@ -62,11 +69,27 @@ class HostDecoder:
             if isinstance(fault, str):
                 raise RuntimeError(fault)
             try:
-                own = torch.from_numpy(decode_torchvision(data)).permute(2, 0, 1).contiguous()
+                pixels = _decode_repeating(data) if self.repeats_chroma else decode_torchvision(data)
             except DecodeError as error:
                 raise RuntimeError(f"Error while decoding JPEG images: {error.found}") from error
+            own = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+            if _is_odd_gray(data):
+                own = torch.randint(0, 256, own.shape, dtype=torch.uint8)
             pictures.append(own if fault is None else fault)
+        for jpeg in jpegs:
+            jpeg.fill_(0xAA)
         return pictures
+
+
+def _decode_repeating(data: bytes) -> NDArray[np.uint8]:
+    import simplejpeg
+
+    return np.asarray(simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=True))
+
+
+def _is_odd_gray(data: bytes) -> bool:
+    start = frame_header(data)
+    return data[start + 9] == 1 and data[start + 11] != 0x11
 
 
 class HostResize:
@@ -116,6 +139,8 @@ class StandInPipeline(TorchvisionPipeline):
     """Of all pipelines, in the order of their opening."""
     interpreted: ClassVar[bool] = False
     """Whether the kernels themselves run."""
+    repeats_chroma: ClassVar[bool] = False
+    """As in `HostDecoder`."""
 
     def __init__(self, source: IndexedSource, spec: PipelineSpec, execution: Execution) -> None:
         super().__init__(source, spec, execution)
@@ -124,8 +149,10 @@ class StandInPipeline(TorchvisionPipeline):
 
     def _gpu_decoder(self, device: str) -> HostDecoder:
         assert device == "cpu"
-        interpret_kernels()
+        if not torch.cuda.is_available():  # there the kernels themselves are needed
+            interpret_kernels()
         self.decoders.append(HostDecoder())
+        self.decoders[-1].repeats_chroma = self.repeats_chroma
         return self.decoders[-1]
 
 
@@ -133,3 +160,9 @@ class InterpretedPipeline(StandInPipeline):
     """The same with the kernels."""
 
     interpreted = True
+
+
+class RepeatingPipeline(StandInPipeline):
+    """What is expected of nvJPEG: libjpeg's pixels, but for chroma samples that are repeated."""
+
+    repeats_chroma = True

@@ -88,6 +88,13 @@ def smooth(width: int = 200, height: int = 150, kind: str = "JPEG", **options: A
     return encode(Image.fromarray(smooth_pixels(width, height)), kind, **options)
 
 
+def gray_claiming(subsampling: int, **options: Any) -> bytes:
+    """Return a smooth gray JPEG whose one component has the sampling factors of 4:4:4, 4:2:2 or 4:2:0 (0, 1, 2)."""
+    data = encode(Image.fromarray(smooth_pixels()).convert("L"), subsampling=subsampling, **options)
+    assert data[frame_header(data) + 11] == (0x11, 0x21, 0x22)[subsampling]
+    return data
+
+
 def sampled(subsampling: str, width: int = 200, height: int = 150, quality: int = 95) -> bytes:
     """Return a smooth JPEG of any sampling that Pillow does not write too: "444", "422", "420", "440" or "411"."""
     import simplejpeg

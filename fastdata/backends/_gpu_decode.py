@@ -123,7 +123,6 @@ class GpuDecoder:
                     if not self._warm:  # while the host prepares the first batches
                         with self._on_stream():
                             self._resize.warm_up()
-                        self._settle()
                         self._warm = True
                     flight = self._fly(*waiting[0])
                     waiting.popleft()
@@ -131,6 +130,7 @@ class GpuDecoder:
             finally:
                 for _, futures in waiting:
                     wait([future for future in futures if not future.cancel()])
+                self._settle()  # before flights that nobody wants are freed: see `_launch`
 
     def receive(self, flight: Flight) -> Batch | None:
         """Finish a batch for the caller's current stream."""
@@ -238,8 +238,9 @@ class GpuDecoder:
         if self._stream is not None:
             resized = torch.cuda.Event()
             resized.record(self._stream)
-            # The decoder writes from a stream of its own, which waits for no other: memory that this stream has not
-            # done with must not go back to the allocator, which would give it to the decoder.
+            # The decoder writes from a stream of its own, which waits for no other, and its hardware path as soon as it
+            # is called (github.com/pytorch/vision/pull/9606): memory that this stream has not done with must not go
+            # back to the allocator, which would give it to the decoder.
             self._resizing.append((resized, (decoded, uploaded, borrowed)))
         return Flight(images, labels, ids, step.epoch, resized, failures, fallbacks)
 

@@ -171,7 +171,7 @@ class GpuResize:
         return out, (staged, pictures, begins, weights)
 
     def warm_up(self) -> None:
-        """Compile the kernels, which takes about a second where Triton has no cached ones.
+        """Compile the kernels, about a second where Triton has no cached ones, and wait for their first run.
 
         Raises:
             BackendUnavailableError: They do not compile here.
@@ -181,7 +181,9 @@ class GpuResize:
         records = describe_finished(1, size)
         records[:, 0] += picture.data_ptr()
         try:
-            self(records)
+            _pictures, _borrowed = self(records)
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()  # before what it reads and writes is freed
         except Exception as exc:  # a missing compiler, driver or header raises nearly anything within Triton
             found = str(exc).strip().partition("\n")[0]
             raise BackendUnavailableError(
