@@ -42,6 +42,10 @@ _NAMES: Final = ("outcome", "top", "left", "height", "width", "bytes")
 CUT_DTYPE: Final = np.dtype([(name, np.int64) for name in _NAMES])
 """Of one cut: index into `OUTCOMES`; its place in the full picture and its size, in stored pixels; and in bytes."""
 CUT_FIELDS: Final = len(_NAMES)
+_FIRST_FACTORS: Final = 11
+"""Bytes from a frame header's marker to the sampling factors of its first component."""
+_ONE_BY_ONE: Final = 0x11
+"""Sampling factors, horizontal and vertical, as a frame header holds them."""
 _OUTCOME, _TOP, _LEFT, _CUT_HEIGHT, _CUT_WIDTH, _BYTES = range(CUT_FIELDS)
 
 
@@ -100,6 +104,31 @@ def cut_padded(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uin
     out = np.zeros((len(plans), longest), np.uint8)  # the system's zero pages: padding costs nothing until it is read
     write_cuts(files, plans, out.reshape(-1), np.arange(len(plans)) * longest)
     return out, plans
+
+
+def unsample_gray(files: Files, plans: NDArray[np.void], out: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
+    """Set the sampling factors of gray JPEGs to 1 x 1, where their headers say something else.
+
+    They mean nothing: a scan of one component is not interleaved, whatever its factors (ITU-T T.81, A.2.2). Encoders
+    that are asked for chroma subsampling write them into gray files too; Pillow does. nvJPEG goes by them nonetheless,
+    and returns wrong pixels without an error: on an H200 57 to 69 grey levels off in the mean, the same ones each time
+    of whole files, other ones each time of files with restart markers.
+
+    Args:
+        files: n files.
+        plans: (n,) from `plan_cuts`.
+        out: (bytes,) what `write_cuts` has written; changed.
+        starts: (n,) where in `out` each file begins.
+    """
+    headers = files.headers
+    odd = np.flatnonzero((headers["components"] == 1) & (headers["sampling"] != _ONE_BY_ONE))
+    if not len(odd):
+        return
+    headers, plans = headers[odd], plans[odd]
+    # A cut leaves the segment table out.
+    without_table = (plans["outcome"] == CUT) & (headers["sof_offset"] > headers["table_offset"])
+    table_bytes = np.where(without_table, headers["table_end"] - headers["table_offset"], 0)
+    out[starts[odd] + headers["sof_offset"] - table_bytes + _FIRST_FACTORS] = _ONE_BY_ONE
 
 
 def cut_all(

@@ -28,7 +28,7 @@ from fastdata.decode import stored_windows
 from fastdata.errors import SourceError
 from fastdata.geometry import plan_geometry, upright_sizes
 from fastdata.jpeg import REFUSALS, read_headers_at
-from fastdata.jpeg_cut import CUT, NOT_READY, Files, plan_cuts, write_cuts
+from fastdata.jpeg_cut import CUT, NOT_READY, Files, plan_cuts, unsample_gray, write_cuts
 from fastdata.pipeline import StepPlan
 from fastdata.sources import IndexedSource, OneByOne
 from fastdata.spec import PipelineSpec
@@ -168,6 +168,7 @@ class FeedMaker:
             finished = [ppm(picture) for picture in self._load_by_reference(step, by_reference, failed)]
             files.addresses[by_reference], files.lengths[by_reference] = locate(finished)
             plans["outcome"][by_reference], plans["bytes"][by_reference] = NOT_READY, files.lengths[by_reference]
+            files.headers["components"][by_reference] = 0  # no JPEG any more
             window = with_finished(window, by_reference, self._spec.recipe.output_size)
         fallbacks = Counter(reason for index, reason in reasons.items() if index not in failed)
         failures = tuple(failed[index] for index in sorted(failed))
@@ -244,6 +245,7 @@ class FeedMaker:
         buffer = self._take_buffer(int(spaces.sum()))
         with costs.kernel():
             write_cuts(files, plans, buffer, starts, longest if as_rows else 0)
+        unsample_gray(files, plans, buffer, starts)
         if as_rows:
             return buffer[: n * longest].reshape(n, longest), buffer
         return [buffer[o : o + m] for o, m in zip(starts.tolist(), lengths.tolist(), strict=True)], buffer

@@ -7,7 +7,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -20,15 +19,10 @@ from fastdata.decode import stored_windows
 from fastdata.errors import SourceError
 from fastdata.geometry import needed_windows, plan_geometry, upright_sizes
 from fastdata.jpeg import REFUSALS
-from fastdata.jpeg_cut import CUT, Files, locate_files, plan_cuts, write_cuts
+from fastdata.jpeg_cut import locate_files, plan_cuts, unsample_gray, write_cuts
 from fastdata.plan import StepPlan
 from fastdata.sources import Encoded, IndexedSource
 from fastdata.spec import PipelineSpec
-
-_FIRST_FACTORS: Final = 11
-"""Bytes from a frame header's marker to the sampling factors of its first component."""
-_ONE_BY_ONE: Final = 0x11
-"""Sampling factors, horizontal and vertical, as a frame header holds them."""
 
 
 @dataclass(frozen=True)
@@ -167,28 +161,3 @@ class HostStage:
             if len(memory) >= size:
                 return memory
         return torch.empty(size + size // 4 + 1, dtype=torch.uint8, pin_memory=self._pinned)
-
-
-def unsample_gray(files: Files, plans: NDArray[np.void], out: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
-    """Set the sampling factors of gray JPEGs to 1 x 1, where their headers say something else.
-
-    They mean nothing: a scan of one component is not interleaved, whatever its factors (ITU-T T.81, A.2.2). Encoders
-    that are asked for chroma subsampling write them into gray files too; Pillow does. nvJPEG goes by them nonetheless,
-    and returns wrong pixels without an error: on an H200 57 to 69 grey levels off in the mean, the same ones each time
-    of whole files, other ones each time of files with restart markers.
-
-    Args:
-        files: n files.
-        plans: (n,) from `plan_cuts`.
-        out: (bytes,) what `write_cuts` has written; changed.
-        starts: (n,) where in `out` each file begins.
-    """
-    headers = files.headers
-    odd = np.flatnonzero((headers["components"] == 1) & (headers["sampling"] != _ONE_BY_ONE))
-    if not len(odd):
-        return
-    headers, plans = headers[odd], plans[odd]
-    # A cut leaves the segment table out.
-    without_table = (plans["outcome"] == CUT) & (headers["sof_offset"] > headers["table_offset"])
-    table_bytes = np.where(without_table, headers["table_end"] - headers["table_offset"], 0)
-    out[starts[odd] + headers["sof_offset"] - table_bytes + _FIRST_FACTORS] = _ONE_BY_ONE

@@ -23,7 +23,7 @@ from fastdata.sources import IndexedSource
 from fastdata.sources.stream import ShardStream
 from fastdata.spec import Decode, Execution, HostOptions, PipelineSpec
 
-_CHUNK_SAMPLES = 16  # small enough that a batch spreads over the workers, large enough to spread fixed costs
+_CHUNK_SAMPLES = 64  # at most, to spread fixed costs; a batch spreads over all workers
 _ON_DEVICE = 2  # batches copied to the device ahead of the caller
 
 
