@@ -181,7 +181,11 @@ class WebDatasetOptions:
 
 @dataclass(frozen=True)
 class DaliOptions:
-    """Options of the "dali" backend. The defaults are the best that `benchmarks/dali_loader.py` found on an H200."""
+    """Options of the "dali" backend.
+
+    The defaults keep the pixels within the package's bound; threads, shares and queue are the best that
+    `benchmarks/dali_loader.py` found on an H200 with 16 cores (``benchmarks/results/dali-loader-h200.json``).
+    """
 
     decode_threads: int | None = None
     """DALI's own CPU threads. None: `workers` where pictures are decoded on the CPU; at most 4 beside a GPU, whose JPEG
@@ -192,7 +196,7 @@ class DaliOptions:
     """Share of each batch that goes to the GPU's JPEG engines, 0..1; CUDA kernels and threads decode the rest."""
     queue_depth: int = 3
     """Batches that DALI works on at once. Each holds its memory, on the GPU too."""
-    chroma: Literal["fast", "exact"] = "fast"
+    chroma: Literal["fast", "exact"] = "exact"
     """How the GPU enlarges subsampled chroma. "exact" interpolates as libjpeg does, which needs the whole picture to be
     decoded; "fast" decodes the window alone and repeats chroma samples. Decoding on the CPU is exact either way."""
     region_decode: bool = True
