@@ -120,8 +120,8 @@ def agreement(data: Path, device: str) -> dict[str, Any]:
     for stage, transform in (("train", fastdata.imagenet_train(224)), ("eval", fastdata.imagenet_eval(224))):
         expected = _by_id(data, "pil", "cpu", transform, None)
         for name, options in (
-            ("fast", fastdata.DaliOptions()),
-            ("whole", fastdata.DaliOptions(region_decode=False)),
+            ("fast", fastdata.DaliOptions(chroma="fast")),
+            ("whole", fastdata.DaliOptions(chroma="fast", region_decode=False)),
             ("exact", fastdata.DaliOptions(chroma="exact")),
         ):
             images = _by_id(data, "dali", device, transform, options)
@@ -151,8 +151,8 @@ def throughput(data: Path, arguments: Any) -> dict[str, Any]:
     """Return images a second over whole epochs in this process, for each way to decode."""
     found: dict[str, Any] = {}
     for name, options in (
-        ("fast", fastdata.DaliOptions()),
-        ("whole", fastdata.DaliOptions(region_decode=False)),
+        ("fast", fastdata.DaliOptions(chroma="fast")),
+        ("whole", fastdata.DaliOptions(chroma="fast", region_decode=False)),
         ("exact", fastdata.DaliOptions(chroma="exact")),
     ):
         with opened(data, arguments, options=options) as loader:
