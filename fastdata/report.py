@@ -171,33 +171,70 @@ def _disturbances(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def show(document: Document, console: Console) -> None:
-    """Print the table and its notes; a narrow terminal gets fewer columns, never cut figures."""
+    """Print what all rows share, the table and its notes; a narrow terminal gets fewer columns, never cut figures."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
-    machine, rows = document["machine"], document["rows"]
+    rows = document["rows"]
+    shared, labels = _shared_facts(rows), _labels(rows)
+    machine = document["machine"]
     cards = ", ".join(str(card["name"]) for card in machine["gpus"] if card["name"]) or "no GPU"
-    table = Table(
-        title=f"{machine['cpu']}, {machine['cpu_cores_available']:g} cores, {cards}",
-        caption="CPU %: the whole process tree, 100 = one core. Memory: PSS of the tree. Interval: 95 % over repeats.",
-        title_justify="left",
-        caption_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    lines = [f"{machine['cpu']}, {machine['cpu_cores_available']:g} cores, {cards}"]
+    lines += [f"All rows: {', '.join(shared)}"] if shared else []
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    columns, left_out = _fitting_columns(rows, console.width - min(_LABEL_CHARACTERS, max(map(len, labels), default=0)))
+    caption = "CPU %: the whole process tree, 100 = one core. Memory: PSS of the tree. Interval: 95 % over repeats."
+    if left_out:
+        names = ", ".join(column.heading for column in left_out)
+        caption = f"CPU %: the whole process tree, 100 = one core. A wider terminal and --json also have: {names}."
+    table = Table(caption=caption, caption_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")
-    columns = [column for column in _COLUMNS if _is_shown(column, rows, console.width)]
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
-    for row in rows:
-        mode = (
-            row["mode"] if row["mode"] == "loader" else f"{row['mode']} {row['training']['model'].rpartition(':')[2]}"
-        )
-        table.add_row(f"{row_name(row)}, {mode}", *(column.text(row) for column in columns))
-    console.print(table)
+    for label, row in zip(labels, rows, strict=True):
+        table.add_row(escape(label), *(column.text(row) for column in columns))
+    if rows:
+        console.print(table)
     for line in collect_notes(document):
         console.print(f"- {line}", markup=False, highlight=False)
+
+
+def _facts(row: dict[str, Any], by_data: bool) -> list[str]:
+    """Return what tells rows apart besides the backend, each part in words."""
+    model = (row.get("training") or {}).get("model", "").rpartition(":")[2]
+    order = str(row.get("order") or "")
+    return [
+        str(row["data"] if by_data else row.get("source") or row["data"]),
+        order if order.startswith("blocks") else "",
+        f"{row['mode']} {model}".rstrip(),
+        f"{row['cache']} cache",
+    ]
+
+
+def _told_apart(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return the facts of each row that is fed from files; data stand for their kind where two are of one kind."""
+    fed = [row for row in rows if row["mode"] != "synthetic"]
+    kinds = {(row["data"], row.get("source")) for row in fed}
+    by_data = len({kind for _, kind in kinds}) < len({data for data, _ in kinds})
+    return [_facts(row, by_data) for row in fed]
+
+
+def _shared_facts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what holds for all rows that are fed from files."""
+    return [values[0] for values in zip(*_told_apart(rows), strict=True) if values[0] and len(set(values)) == 1]
+
+
+def _labels(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return each row's name: the backend and what other rows do not have; without "train" it is a loader alone."""
+    facts, shared = iter(_told_apart(rows)), _shared_facts(rows)
+    return [
+        row_name(row)
+        if row["mode"] == "synthetic"
+        else " · ".join([row["backend"], *(fact for fact in next(facts) if fact not in ("", "loader", *shared))])
+        for row in rows
+    ]
 
 
 def number(value: float | None, digits: int = 0, unit: str = "") -> str:
@@ -221,30 +258,39 @@ class _Column:
 
     heading: str
     text: Callable[[dict[str, Any]], str]
-    narrow: bool = True
-    """Whether a terminal of less than `_WIDE_CHARACTERS` shows it."""
+    importance: int
+    """Where the terminal is too narrow, columns with the lowest give way."""
     field: str = ""
     """Left out where this field is null in all rows; the notes give the reason."""
 
 
-_WIDE_CHARACTERS = 118
+_LABEL_CHARACTERS = 31
+"""Longer names of rows are wrapped before a column gives way."""
+_BETWEEN_COLUMNS = 3
+"""Characters of padding and rule that a column costs besides its text."""
 
 _COLUMNS = (
-    _Column("cache", lambda row: "-" if row["mode"] == "synthetic" else row["cache"]),
-    _Column("img/s", lambda row: number(row["images_per_s"])),
-    _Column("interval", interval_text, narrow=False),
-    _Column("CPU %", lambda row: number(row["cpu_percent"])),
-    _Column("GPU %", lambda row: number(row["gpu_util_percent"])),
-    _Column("SM %", lambda row: number(row["gpu_sm_active_percent"]), field="gpu_sm_active_percent"),
-    _Column("JPEG %", lambda row: number(row["jpeg_engine_percent"]), field="jpeg_engine_percent"),
-    _Column("first s", lambda row: number(row["first_batch_s"], 2)),
-    _Column("mem MB", lambda row: number(row["peak_memory_mb"]), narrow=False),
-    _Column("wait %", lambda row: number(row["data_wait_percent"]), narrow=False),
-    _Column("skipped", lambda row: number(row["skipped"]), narrow=False),
-    _Column("of ceiling", _ceiling_text, field="share_of_ceiling_percent"),
+    _Column("img/s", lambda row: number(row["images_per_s"]), 9),
+    _Column("interval", interval_text, 5, "images_per_s_interval"),
+    _Column("of ceiling", _ceiling_text, 6, "share_of_ceiling_percent"),
+    _Column("CPU %", lambda row: number(row["cpu_percent"]), 8),
+    _Column("GPU %", lambda row: number(row["gpu_util_percent"]), 8),
+    _Column("SM %", lambda row: number(row["gpu_sm_active_percent"]), 1, "gpu_sm_active_percent"),
+    _Column("JPEG %", lambda row: number(row["jpeg_engine_percent"]), 4, "jpeg_engine_percent"),
+    _Column("first s", lambda row: number(row["first_batch_s"], 2), 7),
+    _Column("mem MB", lambda row: number(row["peak_memory_mb"]), 3),
+    _Column("wait %", lambda row: number(row["data_wait_percent"]), 2),
+    _Column("skipped", lambda row: number(row["skipped"]), 2),
 )
 
 
-def _is_shown(column: _Column, rows: Sequence[dict[str, Any]], width: int) -> bool:
-    known = not column.field or any(row[column.field] is not None for row in rows)
-    return known and (column.narrow or width >= _WIDE_CHARACTERS)
+def _fitting_columns(rows: Sequence[dict[str, Any]], width: int) -> tuple[list[_Column], list[_Column]]:
+    """Return the columns that fit beside the names of rows, and those that do not, both in the table's order."""
+    known = [c for c in _COLUMNS if not c.field or any(row.get(c.field) is not None for row in rows)]
+    fitting: list[_Column] = []
+    for column in sorted(known, key=lambda column: -column.importance):
+        width -= max(len(text) for text in (column.heading, *map(column.text, rows))) + _BETWEEN_COLUMNS
+        if width < 0 and fitting:
+            break
+        fitting.append(column)
+    return [c for c in known if c in fitting], [c for c in known if c not in fitting]

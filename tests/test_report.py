@@ -149,16 +149,61 @@ def test_what_cannot_be_read_is_na_in_the_table_and_its_reason_stands_once() -> 
     assert "gpu_util_percent, gpu_power_w: NVML" in text
 
 
-@pytest.mark.parametrize("width", [80, 150])
-def test_every_line_says_warm_or_cold_and_no_figure_is_cut(width: int) -> None:
+@pytest.mark.parametrize("width", [80, 160])
+def test_every_line_says_warm_or_cold_where_rows_differ_and_no_figure_is_cut(width: int) -> None:
     text = shown(
         make_file([make_row(), make_row("torchvision", cache="cold"), make_row("dali", rates=(12345.0,) * 3)]), width
     )
-    lines = [line for line in text.splitlines() if "loader" in line]
-    assert ["warm" in line for line in lines] == [True, False, True]
-    assert ["cold" in line for line in lines] == [False, True, False]
+    lines = [line for line in text.splitlines() if line.lstrip().startswith(("pil ", "torchvision ", "dali "))]
+    assert ["warm cache" in line for line in lines] == [True, False, True]
+    assert ["cold cache" in line for line in lines] == [False, True, False]
     assert "12,345" in text
     assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_what_all_rows_share_stands_above_the_table_once(width: int) -> None:
+    text = shown(make_file([make_row(), make_row("dali")]), width)
+    assert "All rows: folder, loader, warm cache\n" in text
+    assert text.count("warm") == text.count("loader") == 1
+
+
+def test_two_folders_are_told_apart_by_name() -> None:
+    text = shown(make_file([make_row(data="photos/[red]"), make_row(data="copies")]), 160)
+    assert "pil · photos/[red]" in text
+    assert "pil · copies" in text
+
+
+def gpu_rows() -> list[Any]:
+    full = {"gpu_util_percent": 88.0, "gpu_sm_active_percent": 71.0, "jpeg_engine_percent": 93.0, "skipped": 12345}
+    kinds = ("folder", "shards", "crop-ready shards")
+    rates = (123456.0, 123457.0, 123458.0)
+    return [
+        make_row(backend, mode, rates, source=kind, data=kind, **full)
+        for mode in ("loader", "train")
+        for kind in kinds
+        for backend in ("torchvision", "dali")
+    ] + [make_row("synthetic", "synthetic", rates, source="one batch on the device", **full)]
+
+
+def test_a_full_table_is_readable_at_80_columns() -> None:
+    lines = shown(make_file(gpu_rows()), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    table = [line for line in lines if "123,457" in line]
+    assert len(table) == len(gpu_rows())
+    for line in table:  # the first figure's line also names the row: nothing is wrapped letter by letter
+        assert line.lstrip().startswith(("torchvision · ", "dali · ", "ceiling (one cached batch)"))
+    heading = next(line for line in lines if "img/s" in line)
+    assert heading.split() == ["img/s", "of", "ceiling", "CPU", "%", "GPU", "%", "first", "s"]
+    assert "also have: interval, SM %, JPEG %, mem MB, wait %, skipped." in " ".join(" ".join(lines).split())
+
+
+def test_a_wide_terminal_shows_every_column() -> None:
+    lines = shown(make_file(gpu_rows()), 160).splitlines()
+    heading = next(line for line in lines if "img/s" in line)
+    for column in ("interval", "of ceiling", "SM %", "JPEG %", "mem MB", "wait %", "skipped"):
+        assert column in heading
+    assert max(map(len, lines)) <= 160
 
 
 def test_notes_name_skips_fallbacks_caches_and_failures() -> None:
@@ -233,7 +278,7 @@ def test_the_command_measures_and_writes_both_files(tmp_path: Path) -> None:
     assert row["gpu_util_percent"] is None
     assert document["dataset"]["samples"] == 12
     assert "pil" in html_file.read_text()
-    assert "pil · folder" in result.output
+    assert "All rows: folder, loader, warm cache" in result.output
 
 
 @pytest.mark.parametrize(
