@@ -30,7 +30,7 @@ from fastdata.transforms import Transform, sort_recipe
 Data = str | Path | Sequence[str | Path]
 """A folder of class folders, a folder of shards, a shard list, a glob, a ``{000..099}`` range, or URLs."""
 
-_CONFIG_KEYS = {"workers", "prefetch", "pin_memory", "options", "batch_size"}
+_CONFIG_KEYS = {"workers", "prefetch", "pin_memory", "options"}
 
 
 def open_pipeline(
@@ -85,8 +85,8 @@ def open_pipeline(
         prefetch: Batches made ahead.
         pin_memory: Page-locked host memory; None: when the device is a GPU.
         options: The backend's own options, for example `fastdata.HostOptions` or `fastdata.DaliOptions`.
-        config: A file that `fastdata tune` wrote; its values stand in for `workers`, `prefetch`, `pin_memory` and
-            `options` where these are left at their defaults.
+        config: A JSON file with an object of settings for one machine; its values stand in for `workers`, `prefetch`,
+            `pin_memory` and `options` where these are left at their defaults.
         **unknown: Refused; the error names the nearest argument.
 
     Returns:
@@ -204,7 +204,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as exc:
-        raise UsageError("config", f"{path}: {exc}", "a JSON file that `fastdata tune` wrote") from exc
+        raise UsageError("config", f"{path}: {exc}", "a JSON file with an object of settings") from exc
     if not isinstance(found, dict) or not set(found) <= _CONFIG_KEYS:
         raise UsageError("config", f"{path}: {found!r}", "an object with " + ", ".join(sorted(_CONFIG_KEYS)))
     return cast("dict[str, Any]", found)

@@ -22,7 +22,7 @@ def make_app() -> typer.Typer:
     """Return the application with all commands."""
     app = typer.Typer(
         name="fastdata",
-        help="Keeps GPUs fed with images: convert, check, measure and tune.",
+        help="Keeps GPUs fed with images: convert, check and measure.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -31,7 +31,7 @@ def make_app() -> typer.Typer:
 
     @app.callback()
     def fastdata() -> None:
-        """Keeps GPUs fed with images: convert, check, measure and tune."""
+        """Keeps GPUs fed with images: convert, check and measure."""
 
     for module in COMMAND_MODULES:
         importlib.import_module(module).register(app)

@@ -214,6 +214,8 @@ class Pipeline(ABC):
             StateError: The state belongs to other samples, another seed or another order.
         """
         here = self.state_dict()
+        if not isinstance(state, dict):
+            raise StateError("state", f"{state!r}", "what state_dict() returned")
         if state.keys() != here.keys() or state["version"] != _STATE_VERSION:
             raise StateError("state", f"keys {sorted(state)}", f"a version {_STATE_VERSION} state of fastdata")
         for key in ("size", "fingerprint", "seed", "shuffle"):

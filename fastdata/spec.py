@@ -101,6 +101,14 @@ class PipelineSpec:
         _one_of("orientation", self.orientation, ("apply", "ignore"))
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise UsageError("batch_size", f"{self.batch_size!r}", "an int >= 1")
+        for name in ("seed", "rank", "world_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UsageError(name, f"{value!r}", "an int")
+        if not isinstance(self.drop_last, bool):
+            raise UsageError("drop_last", f"{self.drop_last!r}", "True or False")
+        if not isinstance(self.shuffle, bool | BlockShuffle | BufferShuffle):
+            raise UsageError("shuffle", f"{self.shuffle!r}", "True, False, fastdata.BlockShuffle or BufferShuffle")
         if not 0 <= self.rank < self.world_size:
             raise UsageError("rank", f"rank {self.rank} of world_size {self.world_size}", "0 <= rank < world_size")
         if self.device != "cpu" and not (self.device.startswith("cuda:") and self.device[5:].isdigit()):

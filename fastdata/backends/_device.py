@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastdata.batch import Batch
+from fastdata.errors import BackendUnavailableError
 from fastdata.rng import STREAM_COLOR, STREAM_ERASING, keys, uniforms
 from fastdata.spec import PipelineSpec
 from fastdata.transforms import ColorJitter, RandomErasing, RandomGrayscale, jitter_range
@@ -35,6 +36,35 @@ class HostBatch:
     """(n,) int64."""
     epoch: int
     """The epoch's number, for draws."""
+
+
+def check_device(backend: str, device: str) -> None:
+    """Refuse a GPU that torch cannot use, before anything is read.
+
+    Args:
+        backend: The backend's name, for the message.
+        device: "cpu" or "cuda:N".
+
+    Raises:
+        BackendUnavailableError: torch finds no such GPU; the message has torch's reason.
+    """
+    if device == "cpu":
+        return
+    subject, expected = f'{backend} on device="{device}"', "a GPU that torch can use"
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        if int(device.removeprefix("cuda:")) >= count:
+            raise BackendUnavailableError(
+                subject, f"torch sees {count} GPUs, cuda:0 to cuda:{count - 1}", expected, "Choose one of them."
+            )
+        return
+    try:
+        torch.cuda.init()
+        found = "torch finds no GPU"
+    except (RuntimeError, AssertionError) as exc:  # AssertionError: a torch that was built without CUDA
+        found = str(exc).splitlines()[0].rstrip(".")
+    remedy = 'Use device="cpu", or a machine with an NVIDIA GPU, its driver and a torch built for CUDA.'
+    raise BackendUnavailableError(subject, found, expected, remedy)
 
 
 @dataclass(frozen=True)

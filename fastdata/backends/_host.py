@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata.backends._buffers import BufferPool, pinned_or_plain
-from fastdata.backends._device import DeviceStage, HostBatch, InFlight
+from fastdata.backends._device import DeviceStage, HostBatch, InFlight, check_device
 from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool, worker_died
 from fastdata.backends._samples import REDUCING_DECODERS, ChunkResult, SampleLoader
 from fastdata.batch import Skipped
@@ -93,7 +93,12 @@ class HostPipeline(Pipeline):
     """Which decoder of `fastdata.backends._samples` takes ordinary JPEGs."""
 
     def __init__(self, source: IndexedSource | ShardStream, spec: PipelineSpec, execution: Execution) -> None:
-        """Check, and prepare workers and memory; see `Pipeline`."""
+        """Check, and prepare workers and memory; see `Pipeline`.
+
+        Raises:
+            BackendUnavailableError: The device is a GPU that torch cannot use.
+        """
+        check_device(self.name, spec.device)
         super().__init__(source, spec, execution)
         self._stage: DeviceStage | None = None
         self._ahead: _Lane | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from fastdata.errors import SourceError, UsageError
 from fastdata.sources import IndexedSource
 from fastdata.sources.folder import open_folder
+from fastdata.sources.paths import is_image_name
 from fastdata.sources.shardindex import INDEX_NAME
 from fastdata.sources.shardlist import is_url
 from fastdata.sources.tar import open_shards
@@ -21,6 +22,8 @@ def is_stream(data: Data) -> bool:
     """Tell whether `data` names URLs (or ``pipe:`` commands), which have no index and are read as a stream."""
     if isinstance(data, str | Path):
         return is_url(data)
+    if not isinstance(data, Sequence):
+        raise UsageError("data", f"{data!r}", "a folder of pictures, shards, or a list of shards")
     return any(is_url(item) for item in data)
 
 
@@ -54,6 +57,8 @@ def open_source(
         raise UsageError(
             "data", f"{data!r}, which has no index", "a folder or local shards", 'Streams need backend="webdataset".'
         )
+    if isinstance(data, str | Path) and os.path.isfile(data) and is_image_name(os.fsencode(os.path.basename(data))):
+        raise SourceError(str(data), "a picture", "a folder of pictures, or shards", "Name the folder that it lies in.")
     if is_shards(data):
         return open_shards(data, labels, allow_missing=allow_missing, skip_damaged=skip_damaged)
     assert isinstance(data, str | Path)
