@@ -41,7 +41,7 @@ def make_app() -> typer.Typer:
 def main() -> None:
     """Run the command line; errors of the package become one message and a code that is not 0."""
     try:
-        make_app()()
+        make_app()(prog_name="fastdata")
     except FastDataError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)

@@ -175,7 +175,8 @@ def test_spinning_workers_are_counted_although_the_main_process_sleeps(tmp_path:
             measured = usage.readings["cpu_percent"].value
             assert measured is not None
             assert measured > 20
-            assert usage.processes == 3
+            # This process and the two; what earlier tests started (multiprocessing's fork server) may live on.
+            assert usage.processes >= 3
             differences.append(abs(measured - truth))
     assert min(differences) < 20
 
