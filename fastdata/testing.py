@@ -30,6 +30,7 @@ from PIL import Image
 import fastdata
 from fastdata.batch import Batch
 from fastdata.errors import FastDataError, SampleError, SkipBudgetError, StateError, UsageError
+from fastdata.registry import load_backend
 from fastdata.transforms import Transform
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -384,7 +385,7 @@ class PipelineConformance:
             ({"batch_size": 0}, "batch_size"),
             ({"dtype": "int8"}, "dtype"),
             ({"shuffle": fastdata.BufferShuffle()}, "BufferShuffle"),
-            ({"options": object()}, self.backend),
+            ({"options": object()}, load_backend(self.backend).name),
             ({"prefetch": 0}, "prefetch"),
             ({"on_error": "ignore"}, "on_error"),
             ({"rank": 1}, "world_size"),
