@@ -185,7 +185,9 @@ def show(document: Document, console: Console) -> None:
     for line in lines:
         console.print(line, markup=False, highlight=False)
     columns, left_out = _fitting_columns(rows, console.width - min(_LABEL_CHARACTERS, max(map(len, labels), default=0)))
-    caption = "CPU %: the whole process tree, 100 = one core. Memory: PSS of the tree. Interval: 95 % over repeats."
+    caption = "CPU %: the whole process tree, 100 = one core. Memory: PSS of the tree."
+    if any(row.get("images_per_s_interval") is not None for row in rows):
+        caption += " Interval: 95 % over repeats."
     if left_out:
         names = ", ".join(column.heading for column in left_out)
         caption = f"CPU %: the whole process tree, 100 = one core. A wider terminal and --json also have: {names}."

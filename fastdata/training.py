@@ -91,18 +91,27 @@ class Trainer:
         return dict(self._facts)
 
 
+def check_model(name: str) -> None:
+    """Check a model's name without building it.
+
+    Raises:
+        UsageError: No model has this name.
+    """
+    if ":" not in name and name not in MODELS:
+        raise UsageError("--model", f"{name!r}", "one of " + ", ".join(MODELS) + ', or "package.module:factory"')
+
+
 def build_model(name: str) -> Any:
     """Return a new model.
 
     Raises:
         UsageError: No model has this name.
     """
+    check_model(name)
     if ":" in name:
         from fastdata.measure import load_object
 
         return load_object(name)()
-    if name not in MODELS:
-        raise UsageError("--model", f"{name!r}", "one of " + ", ".join(MODELS) + ', or "package.module:factory"')
     import torchvision
 
     return getattr(torchvision.models, name)(num_classes=CLASSES)

@@ -289,6 +289,8 @@ def test_the_command_measures_and_writes_both_files(tmp_path: Path) -> None:
         (["{folder}", "--backend", "webdataset", "--device", "cpu"], "it reads shards"),
         (["{folder}", "--json", "{folder}/missing/out.json"], "does not exist"),
         (["{folder}", "--backend", "pil", "--device", "cuda:7"], "--device"),
+        (["{folder}", "--backend", "pil", "--device", "cpu", "--dtype", "float8"], "--dtype: 'float8'"),
+        (["{folder}", "--backend", "pil", "--device", "cpu", "--model", "resnet51"], "--model: 'resnet51'"),
         (["{folder}", "{other}", "--backend", "pil", "--device", "cpu"], "the same samples"),
     ],
 )

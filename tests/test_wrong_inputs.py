@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fastdata
+from fastdata.cli import make_app
 from fastdata.errors import BackendUnavailableError, SourceError, StateError, UsageError
 from fastdata.shards import ConvertOptions, convert_folder
 from fastdata.testing import write_numbered_folder
@@ -86,3 +88,11 @@ def test_a_gpu_number_beyond_the_last_is_refused(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(BackendUnavailableError, match="torch sees 2 GPUs, cuda:0 to cuda:1"):
         opened(folder, device="cuda:2")
+
+
+def test_findings_that_could_not_be_written_are_refused_before_anything_is_checked(
+    folder: Path, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(make_app(), ["check", str(folder), "--json", str(tmp_path / "missing" / "a.json")])
+    assert isinstance(result.exception, UsageError)
+    assert "its folder does not exist" in str(result.exception)

@@ -72,6 +72,7 @@ def bench(
     from fastdata.measure import Task
 
     _refuse_unwritable(json_file, html_file)
+    _refuse_unknown(dtype, model)
     job = join_job()
     try:
         template = Task(
@@ -283,3 +284,16 @@ def _refuse_unwritable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(str(path), "its folder does not exist", "a path in an existing folder")
+
+
+def _refuse_unknown(dtype: str, model: str | None) -> None:
+    from typing import get_args
+
+    from fastdata.errors import UsageError
+    from fastdata.spec import DType
+    from fastdata.training import check_model
+
+    if dtype not in get_args(DType):
+        raise UsageError("--dtype", f"{dtype!r}", "one of " + ", ".join(get_args(DType)))
+    if model is not None:
+        check_model(model)

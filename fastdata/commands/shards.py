@@ -110,7 +110,10 @@ def check(
     import sys
 
     from fastdata.check import check_data
+    from fastdata.errors import UsageError
 
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UsageError(str(json_file), "its folder does not exist", "a path in an existing folder")
     report = check_data(data, workers=workers)
     if json_file is not None:
         text = json.dumps(report.as_json(), indent=1) + "\n"
