@@ -273,3 +273,11 @@ print(psutil.Process().memory_full_info().uss - before)
         [sys.executable, "-c", code, tmp_path / INDEX_NAME], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 10e6
+
+
+def test_converted_shards_that_lost_their_index_are_refused(tmp_path: Path) -> None:
+    tree(tmp_path / "tree", 3)
+    convert_folder(tmp_path / "tree", tmp_path / "shards", ConvertOptions())
+    (tmp_path / "shards" / INDEX_NAME).unlink()
+    with pytest.raises(ShardError, match=r"without index\.fastdata"):
+        open_shards(tmp_path / "shards")

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fastdata.errors import ShardError
-from fastdata.sources.shardindex import INDEX_NAME
+from fastdata.sources.shardindex import CLASSES_NAME, INDEX_NAME
 
-CLASSES_NAME = "classes.json"
-"""Class name to label, beside each index."""
 SKIPPED_NAME = "skipped.json"
 """Path and reason of each file that was left out."""
 SPLITS_NAME = "splits.json"

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata.shards.outfolder import CLASSES_NAME, SKIPPED_NAME
+from fastdata.shards.outfolder import SKIPPED_NAME
 from fastdata.shards.tarformat import shard_name
 from fastdata.shards.workfolder import ShardRecord, write_text
 from fastdata.sources.folder import FolderSource, id_fingerprint
 from fastdata.sources.paths import PathTable, printable
-from fastdata.sources.shardindex import INDEX_NAME, ShardIndex, ShardInfo, storage_layout, write_index
+from fastdata.sources.shardindex import CLASSES_NAME, INDEX_NAME, ShardIndex, ShardInfo, storage_layout, write_index
 
 
 def publish_split(

@@ -13,12 +13,12 @@ from pathlib import Path
 from fastdata.cores import usable_cores
 from fastdata.errors import ShardError, SourceError
 from fastdata.progress import Bar
-from fastdata.shards.outfolder import CLASSES_NAME, read_splits
+from fastdata.shards.outfolder import read_splits
 from fastdata.shards.tarformat import BLOCK, archive_bytes, header, label_parts, sample_bytes, sample_key
 from fastdata.sources.arrayfile import array_file_digest
 from fastdata.sources.mapping import map_file
 from fastdata.sources.paths import to_text
-from fastdata.sources.shardindex import INDEX_NAME, WORK_NAME, ShardIndex, ShardInfo, read_index
+from fastdata.sources.shardindex import CLASSES_NAME, INDEX_NAME, WORK_NAME, ShardIndex, ShardInfo, read_index
 from fastdata.sources.tarscan import member_name, members
 
 _BLOCK_BYTES = 8 << 20

@@ -19,6 +19,8 @@ from fastdata.sources.paths import PathTable
 
 INDEX_NAME = "index.fastdata"
 """The index's file name; written last, so that its presence marks a finished set."""
+CLASSES_NAME = "classes.json"
+"""Class name to label, beside each index."""
 WORK_NAME = ".fastdata-work"
 """The folder that holds unfinished work; its presence beside shards marks a set that is not finished."""
 FORMAT_VERSION = 1

@@ -28,6 +28,7 @@ from fastdata.sources.mapping import advise_will_need, map_file
 from fastdata.sources.paths import PathTable
 from fastdata.sources.scan import user_cache_dir
 from fastdata.sources.shardindex import (
+    CLASSES_NAME,
     INDEX_NAME,
     WORK_NAME,
     ShardIndex,
@@ -185,6 +186,14 @@ def _refuse_unfinished(paths: Sequence[str]) -> None:
                     "a finished set of shards",
                     "Run the conversion again with --resume, or wait until it ends.",
                 )
+        # Without their index these shards would pass for another writer's, with other ids and so other labels.
+        if (folder / CLASSES_NAME).exists() and not (folder / INDEX_NAME).exists():
+            raise ShardError(
+                str(folder),
+                f"converted shards ({CLASSES_NAME} is there) without {INDEX_NAME}",
+                "the index beside its shards",
+                f"Restore {INDEX_NAME}, or convert again. Without {CLASSES_NAME} they pass for foreign shards.",
+            )
 
 
 def _own_index(paths: Sequence[str]) -> Path | None:
