@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -102,13 +102,6 @@ def count_leading_zeros(_typing: Any, _value: Any) -> Any:
 def integer(value: Any) -> int:
     """Widen to int64. For kernels: numba keeps uint8 unsigned, and int64 with uint64 gives float64."""
     return np.int64(value)  # type: ignore[return-value]
-
-
-@inlined
-def bytes_at(address: int, length: int) -> NDArray[np.uint8]:
-    """Return the (length,) uint8 array that lies at `address`. For kernels only: nothing keeps the memory alive."""
-    data: NDArray[np.uint8] = carray(byte_pointer(address), (length,))
-    return data
 
 
 @_intrinsic

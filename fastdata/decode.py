@@ -21,15 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata.errors import BackendUnavailableError, DecodeError
+from fastdata.spec import PIXEL_LIMIT
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
     from fastdata.sources import Encoded
-
-PIXEL_LIMIT = 178_956_970
-"""Most pixels of a picture: what Pillow refuses by default. Held here, so that no setting of Pillow changes it."""
 
 Window = tuple[int, int, int, int]
 """Top, left, height, width, in pixels."""

@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata._native import Buffer, Pointer, byte_pointer, compiled, helper, inlined, integer, locate, long_pointer
-
-MAX_PIXELS: Final = 178_956_970
-"""Pillow's limit of what it opens without an error; larger pictures are refused by every backend."""
+from fastdata.spec import PIXEL_LIMIT
 
 REFUSALS: Final = (
     "",
@@ -373,7 +371,7 @@ def _refusal(data: Pointer, row: Pointer) -> int:
         return CODING
     if row[_HEIGHT] == 0:
         return NO_HEIGHT
-    if row[_WIDTH] * row[_HEIGHT] > MAX_PIXELS:
+    if row[_WIDTH] * row[_HEIGHT] > PIXEL_LIMIT:
         return TOO_LARGE
     if row[_COMPONENTS] == 3 and _is_rgb(data, row):
         return RGB_CODED

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fastdata.errors import UsageError
 from fastdata.transforms import Recipe
+
+PIXEL_LIMIT: Final = 178_956_970
+"""Most pixels of a picture, for every backend: what Pillow refuses by default. Its own setting does not count."""
 
 DType = Literal["float32", "float16", "bfloat16", "uint8"]
 MemoryFormat = Literal["channels_last", "contiguous"]
@@ -243,8 +246,6 @@ class Execution:
     """Whether host batches lie in page-locked memory."""
     options: Any = None
     """The backend's own options dataclass, or None for its defaults."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Values that the pipeline passes through to reports (for example the tuner's file)."""
 
     def __post_init__(self) -> None:
         """Check counts."""

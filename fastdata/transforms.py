@@ -145,7 +145,6 @@ class RandomErasing:
         _ordered(self, "ratio", self.ratio, 0.0, float("inf"))
 
 
-GeometryTransform = RandomResizedCrop | Resize | CenterCrop
 Transform = (
     RandomResizedCrop
     | Resize

@@ -21,7 +21,7 @@ from fastdata.geometry import needed_windows, plan_geometry, upright_sizes
 from fastdata.jpeg import REFUSALS
 from fastdata.jpeg_cut import locate_files, plan_cuts, unsample_gray, write_cuts
 from fastdata.plan import StepPlan
-from fastdata.sources import Encoded, IndexedSource
+from fastdata.sources import Encoded, IndexedSource, read_one_by_one
 from fastdata.spec import PipelineSpec
 
 
@@ -143,12 +143,12 @@ class HostStage:
     def _read(self, step: StepPlan, start: int, stop: int) -> tuple[list[Encoded], dict[int, Skipped]]:
         encoded: list[Encoded] = []
         unreadable: dict[int, Skipped] = {}
-        for place, position in enumerate(step.positions[start:stop].tolist(), start):
-            try:
-                encoded.append(self._source.read(position))
-            except SourceError as error:
-                encoded.append(b"")
-                unreadable[place] = self._skipped(step, place, error.found)
+        # One by one: the decoder reads these bytes later, when views of `read_many` may be overwritten.
+        for place, found in enumerate(read_one_by_one(self._source, step.positions[start:stop]), start):
+            if isinstance(found, SourceError):
+                unreadable[place] = self._skipped(step, place, found.found)
+                found = b""
+            encoded.append(found)
         return encoded, unreadable
 
     def _skipped(self, step: StepPlan, place: int, reason: str) -> Skipped:
