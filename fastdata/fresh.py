@@ -27,6 +27,10 @@ class MeasureError(FastDataError):
     """A measurement that failed. `subject` names the row, `found` holds what its process said."""
 
 
+class MeasureCancelled(MeasureError):
+    """A measurement that was ended from outside: it did not fail itself."""
+
+
 def run_fresh(
     task: Task, *, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
@@ -38,7 +42,8 @@ def run_fresh(
         cancelled: Polled while the process runs; True ends it (another rank failed).
 
     Raises:
-        MeasureError: The process failed, died, took too long or was cancelled.
+        MeasureError: The process failed, died or took too long.
+        MeasureCancelled: `cancelled` said so.
     """
     limit_s = 10 * (task.seconds + task.warmup_s) + STARTUP_S if timeout_s is None else timeout_s
     name = f"{task.backend} on {task.data}, {task.mode}"
@@ -54,26 +59,25 @@ def run_fresh(
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-            reason = _wait(process, limit_s, cancelled)
+            _wait(process, name, limit_s, cancelled)
         result = json.loads(answer.read_text()) if answer.exists() else {}
-        if not reason and "figures" in result:
+        if "figures" in result:
             figures: dict[str, Any] = result["figures"]
             return figures
-        found = reason or result.get("error") or f"its process ended with code {process.returncode}: {_tail(said)}"
+        found = result.get("error") or f"its process ended with code {process.returncode}: {_tail(said)}"
         raise MeasureError(name, found)
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: Callable[[], bool]) -> str:
-    """Wait for the process, and end its group in any case; return why it was ended, or ""."""
+def _wait(process: subprocess.Popen[bytes], name: str, limit_s: float, cancelled: Callable[[], bool]) -> None:
+    """Wait until the process ends, and end its group in any case."""
     deadline = time.monotonic() + limit_s
     try:
         while process.poll() is None:
             if time.monotonic() > deadline:
-                return f"no result within {limit_s:.0f} s"
+                raise MeasureError(name, f"no result within {limit_s:.0f} s")
             if cancelled():
-                return "ended because another rank failed"
+                raise MeasureCancelled(name, "ended because another rank failed")
             time.sleep(POLL_S)
-        return ""
     finally:
         with contextlib.suppress(ProcessLookupError):  # the usual case: nothing is left of the group
             os.killpg(process.pid, signal.SIGKILL)

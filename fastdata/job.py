@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from fastdata.errors import UsageError
-from fastdata.fresh import MeasureError, run_fresh
+from fastdata.fresh import MeasureCancelled, MeasureError, run_fresh
 from fastdata.measure import Task
 
 _STORE_TIMEOUT = datetime.timedelta(hours=1)
@@ -72,15 +72,16 @@ class TorchrunJob(Job):
         failed = f"{name}/failed"
         try:
             answer: dict[str, Any] = {"figures": run_fresh(task, cancelled=lambda: self._store.check([failed]))}
+        except MeasureCancelled:
+            answer = {}
         except MeasureError as exc:
-            self._store.set(failed, str(self.rank))
+            self._store.set(failed, "1")
             answer = {"error": exc.found}
         self._store.set(f"{name}/{self.rank}", json.dumps(answer))
         answers = [json.loads(self._store.get(f"{name}/{rank}")) for rank in range(self.world_size)]
-        errors = {rank: found["error"] for rank, found in enumerate(answers) if "error" in found}
+        errors = [f"rank {rank}: {found['error']}" for rank, found in enumerate(answers) if "error" in found]
         if errors:
-            first = int(self._store.get(failed))
-            raise MeasureError(f"{task.backend} on {task.data}", f"rank {first}: {errors.get(first, errors)}")
+            raise MeasureError(f"{task.backend} on {task.data}", "\n".join(errors))
         return [found["figures"] for found in answers]
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 from fastdata.benchmark import interleave, make_row, run_benchmark, with_synthetic
 from fastdata.errors import FastDataError, UsageError
-from fastdata.fresh import MeasureError, run_fresh
+from fastdata.fresh import MeasureCancelled, MeasureError, run_fresh
 from fastdata.job import Job, join_job
 from fastdata.measure import Task, measure, thin_out
 from fastdata.spread import median_interval, ratio_interval, spread_percent
@@ -269,6 +271,31 @@ def test_two_ranks_give_one_row_for_the_job(tmp_path: Path) -> None:
         assert row["ranks"][0]["images"] == row["ranks"][1]["images"] == row["images"] // 2
         assert row["rank_spread_percent"] >= 0
     assert "raises for batch_size=8" in failures[0]["error"]
+
+
+def test_the_rank_that_failed_is_named_not_those_ended_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(task: Task, cancelled: Callable[[], bool]) -> dict[str, Any]:
+        if task.rank == 1:
+            raise MeasureError("row", "no memory left")
+        while not cancelled():
+            time.sleep(0.01)
+        raise MeasureCancelled("row", "ended because another rank failed")
+
+    monkeypatch.setattr("fastdata.job.run_fresh", run)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def join_and_measure(rank: int) -> str:
+        job = join_job({**variables, "RANK": str(rank)})
+        with pytest.raises(MeasureError) as failure:
+            job.measure(stub_task("paced"), "row-0")
+        job.close()
+        return failure.value.found
+
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(join_and_measure, range(2))) == ["rank 1: no memory left"] * 2
 
 
 def test_half_of_torchruns_variables_is_an_error() -> None:
