@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastdata.backends._levels import LevelTable
 from fastdata.batch import Batch
 from fastdata.errors import BackendUnavailableError
 from fastdata.rng import STREAM_COLOR, STREAM_ERASING, keys, uniforms
@@ -147,6 +148,11 @@ class BatchFinish:
         # (x / 255 - mean) / std as one multiply-add: x * scale + shift.
         self._scale = torch.tensor([1 / (255 * s) for s in std], device=device).view(1, 3, 1, 1)
         self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device).view(1, 3, 1, 1)
+        self._levels: LevelTable | None = None
+        as_loaded = spec.dtype == "uint8" and spec.memory_format == "channels_last"
+        if device.type == "cpu" and not spec.recipe.color and not as_loaded:
+            levels = torch.arange(256, dtype=torch.uint8).repeat(3).view(1, 3, 1, 256)
+            self._levels = LevelTable(self._computed(levels, np.empty(0, np.int64), 0).view(3, 256), spec)
 
     def __call__(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> torch.Tensor:
         """Return the delivered images.
@@ -160,22 +166,35 @@ class BatchFinish:
             (n, 3, H, W) of the asked dtype and memory format.
         """
         spec, recipe = self._spec, self._spec.recipe
-        out = images.permute(0, 3, 1, 2)
+        if self._levels is not None:
+            out = self._levels(images)
+        elif images.is_cpu:  # a picture at a time stays in the processor's cache: 24 ms became 3.6
+            one_by_one = zip(images.permute(0, 3, 1, 2).split(1), np.split(ids, len(ids)), strict=True)
+            out = torch.cat([self._computed(picture, number, epoch) for picture, number in one_by_one])
+        else:
+            out = self._computed(images.permute(0, 3, 1, 2), ids, epoch)
+        if recipe.erasing is not None:
+            out = _erased(out, recipe.erasing, keys(spec.seed, epoch, ids, STREAM_ERASING))
+        if spec.memory_format == "channels_last":
+            return out.contiguous(memory_format=torch.channels_last)
+        return out.contiguous()
+
+    def _computed(self, out: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> torch.Tensor:
+        """Return (n, 3, H, W) uint8 pictures after colour and normalisation, in the asked dtype."""
+        spec, recipe = self._spec, self._spec.recipe
         if recipe.color:
             unit = out.float().div_(255)
             for place, transform in enumerate(recipe.color):
                 unit = _colored(unit, transform, keys(spec.seed, epoch, ids, STREAM_COLOR + place))
             out = unit.mul_(255)
         if spec.dtype == "uint8":
-            out = out.round_().clamp_(0, 255).to(torch.uint8) if recipe.color else out
-        else:
-            # float32 first: in half precision 255 grey levels times the scale would round twice.
-            out = torch.addcmul(self._shift, out.float(), self._scale).to(self._dtype)
-        if recipe.erasing is not None:
-            out = _erased(out, recipe.erasing, keys(spec.seed, epoch, ids, STREAM_ERASING))
-        if spec.memory_format == "channels_last":
-            return out.contiguous(memory_format=torch.channels_last)
-        return out.contiguous()
+            return out.round_().clamp_(0, 255).to(torch.uint8) if recipe.color else out
+        return self._normalized(out)
+
+    def _normalized(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return (n, 3, H, W) levels, 0..255, scaled and shifted, in the asked dtype."""
+        # float32 first: in half precision 255 grey levels times the scale would round twice.
+        return torch.addcmul(self._shift, levels.float(), self._scale).to(self._dtype)
 
 
 def _colored(
@@ -254,12 +273,19 @@ _CHANGES = (_brightness, _contrast, _saturation, _hue)
 
 
 def _erased(images: torch.Tensor, erasing: RandomErasing, sample_keys: NDArray[np.uint64]) -> torch.Tensor:
-    """Overwrite one rectangle of some samples, drawn by torchvision's rule (``RandomErasing.get_params``)."""
+    """Overwrite one rectangle of some samples, drawn by torchvision's rule (``RandomErasing.get_params``).
+
+    On the CPU in place; on a GPU in a copy, without a launch for each.
+    """
     height, width = images.shape[2], images.shape[3]
     draws = uniforms(sample_keys, 1 + 4 * _ERASE_ATTEMPTS)
     boxes = np.zeros((len(draws), 4), np.int64)  # top, bottom, left, right; empty where nothing is erased
     for row in np.flatnonzero(draws[:, 0] < erasing.p):
         boxes[row] = _erase_box(draws[row, 1:].reshape(_ERASE_ATTEMPTS, 4), height, width, erasing)
+    if images.is_cpu:
+        for picture, (first, end, start, stop) in zip(images, boxes.tolist(), strict=True):
+            picture[:, first:end, start:stop] = erasing.value
+        return images
     top, bottom, left, right = torch.from_numpy(boxes).to(images.device).view(-1, 4, 1, 1, 1).unbind(1)
     rows = torch.arange(height, device=images.device).view(1, 1, -1, 1)
     columns = torch.arange(width, device=images.device).view(1, 1, 1, -1)
