@@ -27,7 +27,7 @@ from fastdata.sources import IndexedSource
 from fastdata.sources.stream import ShardStream
 from fastdata.spec import BufferShuffle, Execution, Labels, PipelineSpec
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2  # 1: fingerprints covered the number of samples and their ids alone
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,8 @@ class Pipeline(ABC):
         if not isinstance(state, dict):
             raise StateError("state", f"{state!r}", "what state_dict() returned")
         if state.keys() != here.keys() or state["version"] != _STATE_VERSION:
-            raise StateError("state", f"keys {sorted(state)}", f"a version {_STATE_VERSION} state of fastdata")
+            found = f"version {state.get('version')!r}, keys {sorted(state)}"
+            raise StateError("state", found, f"a version {_STATE_VERSION} state of fastdata")
         for key in ("size", "fingerprint", "seed", "shuffle"):
             if state[key] != here[key]:
                 raise StateError(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastdata.errors import SourceError
 from fastdata.sources import scan as scan_module
@@ -269,6 +271,20 @@ def test_a_source_is_equal_after_pickling(tmp_path: Path) -> None:
     assert again.ids.tolist() == [0, 1]
     assert again.fingerprint == source.fingerprint
     assert again.read(1) == PICTURE
+
+
+@pytest.mark.parametrize("other", [("ant/0.jpg", "cat/1.jpg"), ("ant/0.jpg", "bee/2.jpg"), ("an/t0.jpg", "bee/1.jpg")])
+def test_folders_with_equally_many_files_have_other_fingerprints(tmp_path: Path, other: tuple[str, str]) -> None:
+    source = open_folder(make(tmp_path / "one", "ant/0.jpg", "bee/1.jpg"))
+    assert open_folder(make(tmp_path / "other", *other)).fingerprint != source.fingerprint
+    assert open_folder(make(tmp_path / "same", "ant/0.jpg", "bee/1.jpg")).fingerprint == source.fingerprint
+
+
+@given(st.lists(st.binary(max_size=9), max_size=30), st.data())
+def test_taken_paths_are_those_asked_for(paths: list[bytes], data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(0, len(paths) - 1), max_size=40)) if paths else []
+    taken = PathTable.from_paths(paths).take(np.array(places, np.int64))
+    assert list(taken) == [paths[place] for place in places]
 
 
 def test_a_path_table_holds_paths_without_an_object_each() -> None:

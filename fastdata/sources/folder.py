@@ -7,7 +7,6 @@ behind and everything that is not named like a picture are ignored and counted.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from fastdata.errors import SourceError, UsageError
 from fastdata.order import ShardLayout
 from fastdata.sources import Encoded
+from fastdata.sources.fingerprint import sample_fingerprint
 from fastdata.sources.labels import LabelArray, labels_from_callable, labels_from_csv, text_paths
 from fastdata.sources.paths import PathTable, printable
 from fastdata.sources.scan import FolderScan, scan_folder
@@ -65,13 +65,6 @@ def open_folder(
     elif labels is not None:
         raise UsageError("labels", f"{labels!r}", '"folders", a CSV file, a callable on the path, or None')
     return FolderSource(root, scan, ids, values, classes, ignored)
-
-
-def id_fingerprint(ids: NDArray[np.int64]) -> str:
-    """Return the hex digest over count and ids that a folder and its shards share: 32 characters."""
-    digest = hashlib.blake2b(len(ids).to_bytes(8, "little"), digest_size=16)
-    digest.update(np.ascontiguousarray(ids, "<i8").data)
-    return digest.hexdigest()
 
 
 def _check_classes(root: Path, scan: FolderScan) -> None:
@@ -136,7 +129,7 @@ class FolderSource:
         self.ignored = ignored
         self._scan = scan
         self._prefix = os.path.join(os.fsencode(root), b"")
-        self.fingerprint = id_fingerprint(ids)
+        self.fingerprint = sample_fingerprint(ids, scan.paths if len(ids) == len(scan.paths) else scan.paths.take(ids))
 
     def __len__(self) -> int:
         """Return the number of samples."""
