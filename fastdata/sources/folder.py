@@ -24,6 +24,8 @@ from fastdata.sources.paths import PathTable, printable
 from fastdata.sources.scan import FolderScan, scan_folder
 from fastdata.spec import Labels
 
+_SPLIT_NAMES = frozenset(("train", "val", "valid", "validation", "test"))
+
 
 def open_folder(
     root: str | Path, labels: Labels = "folders", *, cache_dir: str | Path | Literal["auto"] | None = "auto"
@@ -40,6 +42,7 @@ def open_folder(
 
     Raises:
         SourceError: The folder is missing or holds no picture, a class has none, or labels cannot be had.
+        UsageError: Its folders are splits, not classes.
     """
     root = Path(root)
     if not root.exists():
@@ -54,6 +57,7 @@ def open_folder(
     values: LabelArray | None = None
     ignored = dict(scan.ignored)
     if class_folders:
+        refuse_splits(root, scan)
         _check_classes(root, scan)
         values = scan.labels
     elif isinstance(labels, str | Path):
@@ -65,6 +69,29 @@ def open_folder(
     elif labels is not None:
         raise UsageError("labels", f"{labels!r}", '"folders", a CSV file, a callable on the path, or None')
     return FolderSource(root, scan, ids, values, classes, ignored)
+
+
+def refuse_splits(root: Path, scan: FolderScan) -> None:
+    """Refuse a folder of splits that hold class folders: train and val would pass for two classes.
+
+    Args:
+        root: The folder.
+        scan: All its pictures, with class folders.
+
+    Raises:
+        UsageError: There is a "train", other folders are named like splits too, and all have sub-folders of pictures.
+    """
+    names = scan.classes
+    if "train" not in names or len(names) < 2 or not _SPLIT_NAMES.issuperset(names):
+        return
+    nested = {label for path, label in zip(scan.paths, scan.labels.tolist(), strict=True) if path.count(b"/") > 1}
+    if len(nested) == len(names):
+        raise UsageError(
+            str(root),
+            f"the folders {', '.join(names)}, each with folders of pictures in it: splits, not classes",
+            "one split",
+            f"Pass {root / 'train'}. Should these be classes after all, say so with labels=, a function on the path.",
+        )
 
 
 def _check_classes(root: Path, scan: FolderScan) -> None:
