@@ -26,6 +26,7 @@ from fastdata.rng import STREAM_BATCH, scalar_key
 from fastdata.sources import IndexedSource
 from fastdata.sources.stream import ShardStream
 from fastdata.spec import BufferShuffle, Execution, Labels, PipelineSpec
+from fastdata.wording import counted
 
 _STATE_VERSION = 2  # 1: fingerprints covered the number of samples and their ids alone
 
@@ -283,7 +284,8 @@ class Pipeline(ABC):
         if len(steps) == 0:
             raise UsageError(
                 "drop_last",
-                f"no full step: {size - done} samples, batch_size={spec.batch_size}, world_size={spec.world_size}",
+                f"no full step: {counted(size - done, 'sample')}, batch_size={spec.batch_size},"
+                f" world_size={spec.world_size}",
                 "at least one full step in an epoch",
                 "Use a smaller batch size or drop_last=False.",
             )

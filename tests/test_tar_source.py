@@ -187,9 +187,9 @@ def test_what_is_whole_in_a_cut_shard_is_read_where_damage_is_skipped(folder: Fo
 def test_a_missing_shard_is_named(out: Path) -> None:
     """B75, on a set with an index."""
     (out / "shard-000004.tar").unlink()
-    with pytest.raises(ShardError, match=r"1 of 14 shards are missing: .*shard-000004\.tar"):
+    with pytest.raises(ShardError, match=r"1 of 14 shards missing: .*shard-000004\.tar"):
         open_shards(out)
-    with pytest.warns(UserWarning, match="1 shards are missing"):
+    with pytest.warns(UserWarning, match="1 shard missing"):
         source = open_shards(out, allow_missing=True)
     assert len(source) == 37
 

@@ -23,6 +23,7 @@ from fastdata.sources.labels import LabelArray, labels_from_callable, labels_fro
 from fastdata.sources.paths import PathTable, printable
 from fastdata.sources.scan import FolderScan, scan_folder
 from fastdata.spec import Labels
+from fastdata.wording import counted
 
 _SPLIT_NAMES = frozenset(("train", "val", "valid", "validation", "test"))
 
@@ -98,7 +99,7 @@ def _check_classes(root: Path, scan: FolderScan) -> None:
     counts = np.bincount(scan.labels, minlength=len(scan.classes))
     empty = [name for name, count in zip(scan.classes, counts, strict=True) if count == 0]
     if empty:
-        more = f" (and {len(empty) - 1} more such classes: {', '.join(empty[1:6])})" if len(empty) > 1 else ""
+        more = f" (and {counted(len(empty) - 1, 'more such class')}: {', '.join(empty[1:6])})" if len(empty) > 1 else ""
         raise SourceError(
             str(root / empty[0]),
             f"a class folder without pictures{more}",

@@ -40,6 +40,7 @@ from fastdata.sources.shardindex import (
 from fastdata.sources.shardlist import ShardSpec, list_shards, missing_shards_error
 from fastdata.sources.tarscan import ShardSamples, member_name, scan_shard
 from fastdata.spec import Labels
+from fastdata.wording import counted
 
 CACHE_FROM_SAMPLES = 1_000
 """The index of fewer samples in other writers' shards is made anew each time."""
@@ -81,7 +82,7 @@ def open_shards(
     if missing:
         if not allow_missing:
             raise missing_shards_error(spec, missing, len(paths))
-        warnings.warn(f"{spec}: {len(missing)} shards are missing and left out", UserWarning, stacklevel=2)
+        warnings.warn(f"{spec}: {counted(len(missing), 'shard')} missing, left out", UserWarning, stacklevel=2)
     faults: list[str] = []
     if index_file is None:
         index, faults = _foreign_index(paths, labels is not None, skip_damaged, cache_dir)
