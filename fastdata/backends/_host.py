@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastdata.backends._buffers import BufferPool, pinned_or_plain
 from fastdata.backends._device import DeviceStage, HostBatch, InFlight, check_device
 from fastdata.backends._epochs import EpochsInWork
-from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool, worker_died
+from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool
 from fastdata.backends._samples import REDUCING_DECODERS, ChunkResult, SampleLoader
 from fastdata.batch import Skipped
 from fastdata.errors import UsageError
@@ -198,7 +198,8 @@ class HostPipeline(Pipeline):
             try:
                 result = future.result()
             except BrokenProcessPool as exc:
-                raise worker_died(exc) from exc
+                assert isinstance(self._pool, ProcessPool)
+                raise self._pool.worker_died(exc) from exc
             failed.extend(
                 (start + index, Skipped(int(job.step.ids[start + index]), where, reason))
                 for index, where, reason in result.failed
