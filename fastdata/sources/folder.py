@@ -176,6 +176,14 @@ class FolderSource:
         """Relative paths by id."""
         return self._scan.paths
 
+    def stamp(self, position: int) -> tuple[int, int]:
+        """Return size in bytes and time of the last change in ns of one file; -1, -1 where it cannot be looked at."""
+        try:
+            found = os.stat(self.path(position))
+        except OSError:
+            return -1, -1
+        return found.st_size, found.st_mtime_ns
+
     def read(self, position: int) -> bytes:
         """Return the bytes of one file: one open, one stat, one read, one close."""
         path = self.path(position)
