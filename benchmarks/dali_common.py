@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -184,6 +185,30 @@ class _Endless:
                 from_dlpack(images.as_tensor()).permute(0, 3, 1, 2),
                 from_dlpack(labels.as_tensor()).view(-1).to(torch.int64),
             )
+
+
+def summarize(rows: Sequence[dict[str, Any]], base: str, ratio_name: str) -> dict[str, dict[str, Any]]:
+    """Return the medians of each side by its name, and how its speed compares with that of `base`.
+
+    Args:
+        rows: As `row_of` makes them; those with an error are left out.
+        base: The side that the others are compared with.
+        ratio_name: What images/s over those of `base` are called; None where `base` has no row.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(row["name"] for row in rows if "error" not in row):
+        mine = [row for row in rows if row["name"] == name and "error" not in row]
+        shares = [row["cpu_percent"] / row["cpu_cores_available"] for row in mine if row.get("cpu_percent") is not None]
+        found[name] = {
+            "images_per_s": statistics.median(row["images_per_s"] for row in mine),
+            "runs": [round(row["images_per_s"], 1) for row in mine],
+            "data_wait_percent": statistics.median(row["data_wait_percent"] for row in mine),
+            "cpu_percent_of_cores": statistics.median(shares) if shares else None,
+            "options": mine[0]["options"],
+        }
+    for line in found.values():
+        line[ratio_name] = line["images_per_s"] / found[base]["images_per_s"] if base in found else None
+    return found
 
 
 def row_of(name: str, task: Task, figures: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ measured beside them, decoded by window, whole, and whole with interpolated chro
 
 from __future__ import annotations
 
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.dali_common import Results, Workspace, base_parser, copies, row_of
+from benchmarks.dali_common import Results, Workspace, base_parser, copies, row_of, summarize
 from fastdata.cores import usable_cores
 from fastdata.errors import FastDataError
 from fastdata.fresh import run_fresh
@@ -65,7 +64,8 @@ def main() -> None:
         best = {name: _sweep(name, task, arguments, results) for name, task in sides.items()}
         best["dali, exact chroma"] = replace(best["dali"], options={**best["dali"].options, "chroma": "exact"})
         _repeat(best, arguments.repeats, results)
-    results.content["summary"] = summary = _summary(results.content["rows"])
+    finals = [row for row in results.content["rows"] if row["stage"] == "final"]
+    results.content["summary"] = summary = summarize(finals, "DALI alone", "times_dali_alone")
     results.write()
     for name, line in summary.items():
         print(f"{name:45s} {line}")
@@ -112,26 +112,6 @@ def _measure(name: str, task: Task, stage: str, results: Results) -> float:
         return 0.0
     results.add(stage=stage, **row)
     return float(row["images_per_s"])
-
-
-def _summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the median of each side, and its ratio to DALI alone of the same run."""
-    found: dict[str, dict[str, Any]] = {}
-    finals = [row for row in rows if row["stage"] == "final" and "error" not in row]
-    for name in dict.fromkeys(row["name"] for row in finals):
-        mine = [row for row in finals if row["name"] == name]
-        found[name] = {
-            "images_per_s": statistics.median(row["images_per_s"] for row in mine),
-            "runs": [round(row["images_per_s"]) for row in mine],
-            "cpu_percent_of_cores": statistics.median(
-                row["cpu_percent"] / row["cpu_cores_available"] for row in mine if row.get("cpu_percent") is not None
-            ),
-            "options": mine[0]["options"],
-        }
-    base = found.get("DALI alone")
-    for line in found.values():
-        line["times_dali_alone"] = line["images_per_s"] / base["images_per_s"] if base else None
-    return found
 
 
 if __name__ == "__main__":

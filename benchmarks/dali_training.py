@@ -5,7 +5,6 @@ python benchmarks/dali_training.py PHOTOS --out benchmarks/results/dali-training
 
 from __future__ import annotations
 
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.dali_common import Results, Workspace, base_parser, copies, row_of
+from benchmarks.dali_common import Results, Workspace, base_parser, copies, row_of, summarize
 from fastdata.cores import usable_cores
 from fastdata.errors import FastDataError
 from fastdata.fresh import run_fresh
@@ -60,7 +59,7 @@ def main() -> None:
             for name, task in tasks.items():
                 if results.in_time:
                     _measure(name, task, results)
-    results.content["summary"] = summary = _summary(results.content["rows"])
+    results.content["summary"] = summary = summarize(results.content["rows"], "one cached batch", "share_of_cached")
     results.write()
     for name, line in summary.items():
         print(f"{name:25s} {line}")
@@ -77,25 +76,6 @@ def _measure(name: str, task: Task, results: Results) -> None:
         results.add(**row_of(name, task, run_fresh(task)))
     except FastDataError as error:
         results.add(name=name, options=task.options, error=str(error))
-
-
-def _summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return medians, and each side's share of the cached batch's speed."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(row["name"] for row in rows if "error" not in row):
-        mine = [row for row in rows if row["name"] == name and "error" not in row]
-        found[name] = {
-            "images_per_s": statistics.median(row["images_per_s"] for row in mine),
-            "runs": [round(row["images_per_s"], 1) for row in mine],
-            "data_wait_percent": statistics.median(row["data_wait_percent"] for row in mine),
-            "cpu_percent_of_cores": statistics.median(
-                row["cpu_percent"] / row["cpu_cores_available"] for row in mine if row.get("cpu_percent") is not None
-            ),
-        }
-    base = found.get("one cached batch")
-    for line in found.values():
-        line["share_of_cached"] = line["images_per_s"] / base["images_per_s"] if base else None
-    return found
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from fastdata.errors import DecodeError, FastDataError, SourceError
 from fastdata.progress import Bar
 from fastdata.shards.facts import PictureFacts, read_facts
 from fastdata.sources import IndexedSource
-from fastdata.sources.folder import FolderSource
+from fastdata.sources.folder import FolderSource, refuse_splits
 from fastdata.sources.open import is_shards, open_source
 from fastdata.sources.paths import printable
 from fastdata.sources.scan import scan_folder
@@ -107,6 +107,7 @@ def check_data(data: str | Path, *, workers: int | None = None) -> CheckReport:
 
     Raises:
         SourceError: There is nothing to check.
+        UsageError: The folder holds splits.
     """
     findings: list[Finding] = []
     classes: dict[str, int] = {}
@@ -155,6 +156,7 @@ def _open_folder(root: Path) -> tuple[FolderSource, dict[str, int], Mapping[str,
         scan = scan_folder(os.fsencode(root), class_folders=False)
     if not len(scan.paths):
         raise SourceError(str(root), "no pictures", "a folder of pictures, or shards")
+    refuse_splits(root, scan)
     counts = np.bincount(scan.labels, minlength=len(scan.classes)).tolist()
     source = FolderSource(root, scan, np.arange(len(scan.paths), dtype=np.int64), None, (), scan.ignored)
     return source, dict(zip(scan.classes, counts, strict=True)), scan.ignored

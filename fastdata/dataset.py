@@ -7,6 +7,7 @@ from typing import Any
 
 from fastdata.errors import FastDataError, UsageError
 from fastdata.pagecache import data_files, total_bytes
+from fastdata.wording import counted
 
 
 def describe_data(data: Sequence[str]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def describe_data(data: Sequence[str]) -> dict[str, Any]:
         if identity != identities[0]:
             raise UsageError(
                 f"{data[0]} and {name}",
-                f"{identities[0]['samples']} and {identity['samples']} samples, fingerprints"
+                f"{identities[0]['samples']} and {counted(identity['samples'], 'sample')}, fingerprints"
                 f" {str(identities[0]['fingerprint'])[:12]} and {str(identity['fingerprint'])[:12]}",
                 "the same samples in all DATA",
                 "Convert the folder with `fastdata shard`, or measure them apart.",

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fastdata.errors import BackendUnavailableError, DecodeError
 from fastdata.spec import PIXEL_LIMIT
+from fastdata.wording import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -247,7 +248,9 @@ def _opened(data: Encoded, where: str) -> Iterator[ImageFile]:
         raise DecodeError(where, "more pixels than there is memory for", expected, remedy) from exc
     except Exception as exc:  # damaged bytes raise nearly anything within Pillow's 50 format plugins
         start = bytes(data[:16])
-        found = f"{len(data):,} bytes that start with {start!r}: {_first_line(exc)}" if start else "an empty file"
+        found = (
+            f"{counted(len(data), 'byte')} starting with {start!r}: {_first_line(exc)}" if start else "an empty file"
+        )
         raise DecodeError(where, found, expected, remedy) from exc
 
 
@@ -268,7 +271,7 @@ def _open(data: Encoded) -> ImageFile:
         for name in [name for name in Image.ID if name not in tried]:
             tried.add(name)
             factory, accept = Image.OPEN[name]
-            claimed = accept(prefix) if accept is not None else True
+            claimed = accept(prefix) if accept is not None else True  # those that cannot tell are tried on everything
             if isinstance(claimed, str):  # a known format that this build of Pillow was compiled without
                 refusals.append(claimed)
             elif claimed:
@@ -276,8 +279,9 @@ def _open(data: Encoded) -> ImageFile:
                 try:
                     return factory(stream, "")
                 except (SyntaxError, IndexError, TypeError, struct.error) as exc:  # a plugin's way to say "not mine"
-                    refusals.append(f"{name}: {_first_line(exc)}")
-    raise UnidentifiedImageError("; ".join(refusals) or "no known format")
+                    if accept is not None:
+                        refusals.append(f"{name}: {_first_line(exc)}")
+    raise UnidentifiedImageError("; ".join(refusals) or "no format that Pillow knows")
 
 
 def _orientation(picture: ImageFile) -> int:

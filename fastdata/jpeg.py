@@ -30,7 +30,8 @@ REFUSALS: Final = (
     "unusual chroma sampling",
     "no end-of-image marker",
 )
-"""Why fast decoders must not take a file, by code; "" (code 0) where they may."""
+"""Why fast decoders (libjpeg-turbo called directly, DALI, the GPU's engine) must not take a file, by code; "" (code 0)
+where they may: they take 8-bit JPEGs of 1 or 3 components in ordinary form, the PIL reference everything else."""
 (
     TAKEN,
     NOT_A_JPEG,
@@ -105,14 +106,6 @@ def read_headers_at(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) ->
     rows = np.empty((len(addresses), HEADER_FIELDS), np.int64)
     _read_headers(addresses, lengths, rows)
     return rows.view(HEADER_DTYPE).reshape(len(addresses))
-
-
-def fast_decoder_refusal(header: JpegHeader) -> str | None:
-    """Return why fast decoders (libjpeg-turbo called directly, DALI, the GPU's engine) must not take a file, or None.
-
-    They take 8-bit JPEGs of 1 or 3 components in ordinary form; everything else goes to the PIL reference.
-    """
-    return REFUSALS[header.refusal] or None
 
 
 @dataclass(frozen=True, slots=True)

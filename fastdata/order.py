@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastdata.errors import StateError, UsageError
 from fastdata.rng import STREAM_ORDER, mix64, scalar_key
 from fastdata.spec import BlockShuffle
+from fastdata.wording import counted
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class Steps:
             return
         if left > chunk and self.batch_size > 1:
             return
-        found = f"{left} samples{' left in this epoch' if self.done else ''}, batch_size={self.batch_size}"
+        found = f"{counted(left, 'sample')}{' left in this epoch' if self.done else ''}, batch_size={self.batch_size}"
         wanted = f"at least one sample for each of the {self.world_size} ranks in every step"
         remedy = "Use fewer ranks, a larger batch size, or drop_last=True."
         if self.done:

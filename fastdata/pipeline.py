@@ -26,8 +26,9 @@ from fastdata.rng import STREAM_BATCH, scalar_key
 from fastdata.sources import IndexedSource
 from fastdata.sources.stream import ShardStream
 from fastdata.spec import BufferShuffle, Execution, Labels, PipelineSpec
+from fastdata.wording import counted
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2  # 1: fingerprints covered the number of samples and their ids alone
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,8 @@ class Pipeline(ABC):
         if not isinstance(state, dict):
             raise StateError("state", f"{state!r}", "what state_dict() returned")
         if state.keys() != here.keys() or state["version"] != _STATE_VERSION:
-            raise StateError("state", f"keys {sorted(state)}", f"a version {_STATE_VERSION} state of fastdata")
+            found = f"version {state.get('version')!r}, keys {sorted(state)}"
+            raise StateError("state", found, f"a version {_STATE_VERSION} state of fastdata")
         for key in ("size", "fingerprint", "seed", "shuffle"):
             if state[key] != here[key]:
                 raise StateError(
@@ -282,7 +284,8 @@ class Pipeline(ABC):
         if len(steps) == 0:
             raise UsageError(
                 "drop_last",
-                f"no full step: {size - done} samples, batch_size={spec.batch_size}, world_size={spec.world_size}",
+                f"no full step: {counted(size - done, 'sample')}, batch_size={spec.batch_size},"
+                f" world_size={spec.world_size}",
                 "at least one full step in an epoch",
                 "Use a smaller batch size or drop_last=False.",
             )

@@ -18,6 +18,7 @@ from fastdata.sources.stream import ShardStream
 from fastdata.sources.streamed import HeldSamples, Lost, StreamedSample
 from fastdata.spec import BufferShuffle, PipelineSpec
 from fastdata.stream_order import Dealt, StreamSteps, deal, deal_own, mix, shard_order
+from fastdata.wording import counted
 
 SHARDS_SIDE_BY_SIDE = 4  # part of the order of a shuffled stream: changing it changes every such run
 SHARDS_AHEAD = 1
@@ -179,7 +180,7 @@ class StreamPlan(EpochPlan):
             first = f"; {lost[0].where}: {lost[0].reason}" if lost else ""
             raise SourceError(
                 self._stream.root,
-                f"no full step in this epoch: {self.steps.samples_read} samples{first}",
+                f"no full step in this epoch: {counted(self.steps.samples_read, 'sample')}{first}",
                 f"at least {self._spec.batch_size * self._spec.world_size if self._spec.drop_last else 1}",
             )
 
@@ -241,7 +242,7 @@ class StreamPlan(EpochPlan):
             if self._own_shards or item.shard % spec.world_size == spec.rank:  # one rank reports it
                 lost.append(Skipped(item.sample_id, item.error.subject, item.error.found))
         if expected is not None and not lost_any and self.steps.samples_read < expected:
-            raise self._wrong_length(f"{self.steps.samples_read} samples")
+            raise self._wrong_length(counted(self.steps.samples_read, "sample"))
 
     def _wrong_length(self, found: str) -> SourceError:
         return SourceError(
@@ -263,7 +264,7 @@ class StreamPlan(EpochPlan):
         if len(stream.shards) < spec.world_size:
             raise UsageError(
                 "world_size",
-                f"{len(stream.shards)} shards for {spec.world_size} ranks",
+                f"{counted(len(stream.shards), 'shard')} for {counted(spec.world_size, 'rank')}",
                 f"at least one shard for each rank; {SHARDS_SIDE_BY_SIDE} a rank, read side by side, mix better",
                 'Make more shards, or pass WebDatasetOptions(split="samples").',
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fastdata.errors import FastDataError
 from fastdata.machine import describe_machine, describe_versions
+from fastdata.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,9 +149,9 @@ def collect_notes(document: Document) -> list[str]:
         if row.get("cache_note"):
             notes.setdefault(f"{row['cache_note']} ({name})", ["cache"])
         if row["skipped"]:
-            notes.setdefault(f"{row['skipped']} samples skipped ({name})", ["skipped"])
+            notes.setdefault(f"{counted(row['skipped'], 'sample')} skipped ({name})", ["skipped"])
         for why, count in row.get("fallbacks", {}).items():
-            notes.setdefault(f"{count} samples went to the reference decoder: {why} ({name})", ["fallbacks"])
+            notes.setdefault(f"{counted(count, 'sample')} went to the reference decoder: {why} ({name})", ["fallbacks"])
     lines = [f"{', '.join(fields)}: {reason}" for reason, fields in notes.items()]
     lines += _disturbances(document["rows"])
     lines += [f"{item['backend']} not measured: {item['reason']}" for item in document["unavailable"]]

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastdata.report import Document, collect_notes, interval_text, number, row_name
 from fastdata.report_style import STYLE
+from fastdata.wording import counted
 
 Row = dict[str, Any]
 _COLORS = 8
@@ -65,7 +66,7 @@ def _header(document: Document) -> str:
     facts = {
         "Processor": f"{machine['cpu']}, {machine['cpu_cores_available']:g} cores available",
         "GPU": cards,
-        "Data": f"{number(dataset['samples'])} images, {number(dataset['classes'])} classes; {sources}",
+        "Data": f"{counted(dataset['samples'], 'image')}, {counted(dataset['classes'], 'class')}; {sources}",
         "Repeats of a row": "-".join(str(count) for count in sorted({*repeats[:1], *repeats[-1:]})) or "none",
         "Page cache": _caches(document["rows"]),
         "Measured": document["created"],

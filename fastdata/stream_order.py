@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastdata.errors import SourceError, StateError
 from fastdata.order import Steps, permute
 from fastdata.rng import STREAM_ORDER, keys, scalar_key
+from fastdata.wording import counted
 
 T = TypeVar("T")
 
@@ -97,7 +98,7 @@ def deal(samples: Iterator[T], batch_size: int, rank: int, world_size: int, *, d
         if len(held) < world_size:
             raise SourceError(
                 "stream",
-                f"{len(held) + len(following)} samples at its end, batch_size={batch_size}",
+                f"{counted(len(held) + len(following), 'sample')} at its end, batch_size={batch_size}",
                 f"at least one sample for each of the {world_size} ranks in every step",
                 "Use fewer ranks, a larger batch size, or drop_last=True.",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -446,3 +447,16 @@ def test_importing_the_module_loads_no_decoder() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"<html>404</html>", r"16 bytes starting with b'<html>404</html>': no format that Pillow knows"),
+        (b"GIF89a", r"6 bytes starting with b'GIF89a': GIF: unpack_from[^;]*"),
+    ],
+)
+def test_a_refusal_names_only_formats_that_the_first_bytes_claim(data: bytes, reason: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode_reference(data)
+    assert re.fullmatch(reason, caught.value.found)

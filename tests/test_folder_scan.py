@@ -11,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fastdata.errors import SourceError
+from fastdata.check import check_data
+from fastdata.errors import SourceError, UsageError
 from fastdata.sources import scan as scan_module
 from fastdata.sources.folder import FolderSource, open_folder
 from fastdata.sources.paths import PathTable
@@ -269,6 +272,46 @@ def test_a_source_is_equal_after_pickling(tmp_path: Path) -> None:
     assert again.ids.tolist() == [0, 1]
     assert again.fingerprint == source.fingerprint
     assert again.read(1) == PICTURE
+
+
+class TestSplits:
+    def test_splits_are_not_taken_for_classes(self, tmp_path: Path) -> None:
+        root = make(tmp_path / "data", "train/ant/0.jpg", "train/bee/1.jpg", "val/ant/2.jpg", "val/bee/3.jpg")
+        with pytest.raises(UsageError, match=r"data: the folders train, val, .* Pass .*data/train\."):
+            open_folder(root)
+        with pytest.raises(UsageError, match="splits, not classes"):
+            check_data(root)
+        assert open_folder(root / "train").classes == ("ant", "bee")
+        assert len(open_folder(root, labels=None)) == 4
+        assert open_folder(root, labels=lambda path: path.split("/")[-3] == "val").labels.tolist() == [0, 0, 1, 1]
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("train/ant/0.jpg", "plane/ant/1.jpg"),
+            ("train/ant/0.jpg", "val/1.jpg"),
+            ("train/0.jpg", "test/1.jpg"),
+            ("val/ant/0.jpg", "test/ant/1.jpg"),
+            ("train/ant/0.jpg",),
+        ],
+    )
+    def test_folders_that_may_be_classes_are(self, tmp_path: Path, names: tuple[str, ...]) -> None:
+        source = open_folder(make(tmp_path / "data", *names))
+        assert source.classes == tuple(sorted({name.partition("/")[0] for name in names}))
+
+
+@pytest.mark.parametrize("other", [("ant/0.jpg", "cat/1.jpg"), ("ant/0.jpg", "bee/2.jpg"), ("an/t0.jpg", "bee/1.jpg")])
+def test_folders_with_equally_many_files_have_other_fingerprints(tmp_path: Path, other: tuple[str, str]) -> None:
+    source = open_folder(make(tmp_path / "one", "ant/0.jpg", "bee/1.jpg"))
+    assert open_folder(make(tmp_path / "other", *other)).fingerprint != source.fingerprint
+    assert open_folder(make(tmp_path / "same", "ant/0.jpg", "bee/1.jpg")).fingerprint == source.fingerprint
+
+
+@given(st.lists(st.binary(max_size=9), max_size=30), st.data())
+def test_taken_paths_are_those_asked_for(paths: list[bytes], data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(0, len(paths) - 1), max_size=40)) if paths else []
+    taken = PathTable.from_paths(paths).take(np.array(places, np.int64))
+    assert list(taken) == [paths[place] for place in places]
 
 
 def test_a_path_table_holds_paths_without_an_object_each() -> None:

@@ -43,6 +43,17 @@ def wrong_shape(picture: torch.Tensor) -> torch.Tensor:
     return picture[:, ::2]
 
 
+def leave(_: torch.Tensor) -> torch.Tensor:
+    os._exit(3)
+
+
+def die_later(picture: torch.Tensor) -> torch.Tensor:
+    """End the process by SIGSEGV at the last pictures."""
+    if int(picture[1].float().mean()) // 16 == 3:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return picture
+
+
 def die(picture: torch.Tensor) -> torch.Tensor:
     os.kill(os.getpid(), signal.SIGKILL)
     return picture
@@ -121,10 +132,33 @@ def test_a_callable_that_changes_the_shape_is_named(data: Path) -> None:
         _run(_open(data, wrong_shape, workers=0))
 
 
-def test_a_worker_that_dies_ends_the_epoch_with_advice(data: Path) -> None:
-    with pytest.raises(WorkerError, match="memory"):
-        _run(_open(data, die))
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (die, r"ended by SIGKILL; .* memory runs out"),
+        (die_later, r"ended by SIGSEGV; .* Native code crashed"),
+        (leave, r"exit code 3 before .* guard"),
+    ],
+)
+def test_a_worker_that_ends_ends_the_epoch_and_says_how(data: Path, function: Any, said: str) -> None:
+    with _open(data, function) as loader:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match=said):
+                list(loader)
     assert not multiprocessing.active_children()
+
+
+def test_a_script_without_a_main_guard_is_told_of_the_guard(data: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(_SCRIPT.replace('if __name__ == "__main__":', "if True:"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    argv = [sys.executable, str(script), str(data), "processes"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 1
+    (message,) = [line for line in done.stderr.splitlines() if "WorkerError: " in line]
+    assert "exit code 1 before it had loaded a batch" in message
+    assert "guard" in message
+    assert "memory" not in message
 
 
 def test_corrupt_files_are_named_across_processes(tmp_path: Path) -> None:

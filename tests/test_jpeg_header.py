@@ -32,7 +32,7 @@ def exif(orientation: int, order: str, kind: int = 3, count: int = 1) -> bytes:
 
 
 def refusal(data: bytes) -> str | None:
-    return jpeg.fast_decoder_refusal(jpeg.read_header(data))
+    return jpeg.REFUSALS[jpeg.read_header(data).refusal] or None
 
 
 def with_byte(data: bytes, at: int, value: int) -> bytes:

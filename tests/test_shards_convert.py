@@ -315,6 +315,12 @@ class TestFolderThatIsNotEmpty:
             convert_folder(folder, folder.parent / "out")
 
 
+@pytest.mark.parametrize("options", [ConvertOptions(crop_ready=True), ConvertOptions(max_bytes=30 * 1024)])
+def test_every_form_of_a_folder_has_its_fingerprint(folder: Path, options: ConvertOptions) -> None:
+    convert_folder(folder, folder.parent / "out", options)
+    assert open_shards(folder.parent / "out").fingerprint == open_folder(folder).fingerprint
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("damage", [Path.exists, lambda folder: (folder / "ant" / "0000.JPEG").write_bytes(b"")])
 def test_the_fingerprint_is_that_of_the_folder_if_nothing_was_skipped(

@@ -187,20 +187,22 @@ convert_folder(sys.argv[1], sys.argv[2], options)
         assert digests(tmp_path / "out" / name) == digests(tmp_path / "clean" / name)
 
 
-def stopped(folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave an unfinished conversion with three shards."""
+def stopped(
+    folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch, options: ConvertOptions = OPTIONS, shards: int = 3
+) -> None:
+    """Leave an unfinished conversion with some shards."""
     real = WorkFolder.keep_record
 
     def keep_record(self: WorkFolder, split: str, number: int, record: workfolder_module.ShardRecord) -> None:
-        if number == 3:
+        if number == shards:
             raise KeyboardInterrupt
         real(self, split, number, record)
 
     with monkeypatch.context() as patch:
         patch.setattr(WorkFolder, "keep_record", keep_record)
         with pytest.raises(KeyboardInterrupt):
-            convert_folder(folder, out, OPTIONS)
-    assert len(list(out.glob("*.tar"))) == 3
+            convert_folder(folder, out, options)
+    assert len(list(out.glob("*.tar"))) == shards
 
 
 def test_a_resume_with_other_options_or_another_folder_is_refused(
@@ -219,6 +221,30 @@ def test_a_resume_with_other_options_or_another_folder_is_refused(
 
 def digests_below(out: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("change", ["content", "time", "repaired"])
+def test_a_resume_makes_shards_again_whose_files_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    paths = tree(tmp_path / "tree", 9)
+    paths[20].write_bytes(b"")  # left out by the first run
+    options = ConvertOptions(max_bytes=CAP, on_error="skip", shuffle=False)
+    out = tmp_path / "out"
+    stopped(tmp_path / "tree", out, monkeypatch, options, shards=8)
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+    if change == "content":
+        size = paths[13].stat().st_size
+        paths[13].write_bytes(flat((1, 2, 3)).ljust(size, b"\0"))
+    elif change == "time":
+        os.utime(paths[13], ns=(10**18, 10**18))
+    else:
+        paths[20].write_bytes(flat((1, 2, 3)))
+    convert_folder(tmp_path / "tree", out, options, resume=True)
+    convert_folder(tmp_path / "tree", tmp_path / "fresh", options)
+    assert digests(out) == digests(tmp_path / "fresh")
+    kept = [name for name, written_ns in before.items() if (out / name).stat().st_mtime_ns == written_ns]
+    assert sorted(kept) == [f"shard-{number:06d}.tar" for number in range(6 if change == "repaired" else 4)]
 
 
 def test_a_shard_that_lost_its_end_while_nobody_looked_is_made_again(

@@ -1,4 +1,4 @@
-"""Our shards are read by plain webdataset, Hugging Face datasets and GNU tar, with the same bytes and labels."""
+"""Our shards are read by plain webdataset, Hugging Face datasets, DALI and GNU tar, with the same bytes and labels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fastdata.decode import decode_reference
 from fastdata.shards import ConvertOptions, convert_folder
 from fastdata.sources.folder import FolderSource, open_folder
+from fastdata.sources.tar import open_shards
 from tests.pictures import flat, tree
 
 _READ_WITH_DATASETS = """
@@ -41,6 +43,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> FolderSource:
 def out(folder: FolderSource) -> Path:
     out = Path(folder.root).parent / "my shards"
     convert_folder(folder.root, out, ConvertOptions(max_bytes=20_480))
+    return out
+
+
+@pytest.fixture(scope="module")
+def ready(folder: FolderSource) -> Path:
+    """Return crop-ready shards, all of whose files were rewritten."""
+    out = Path(folder.root).parent / "crop-ready shards"
+    convert_folder(folder.root, out, ConvertOptions(max_bytes=20_480, crop_ready=True, max_growth=10))
+    source = open_shards(out)
+    assert all(source.read(i) != folder.read(i) for i in range(len(folder)))
     return out
 
 
@@ -98,3 +110,50 @@ def test_gnu_tar_reads_them(folder: FolderSource, out: Path, tmp_path: Path) -> 
         for path in tmp_path.glob("*.jpg")
     }
     assert found == expected(folder)
+
+
+@pytest.mark.parametrize("form", ["out", "ready"])
+@pytest.mark.parametrize("indexed", [False, True], ids=["index inferred", "index of wds2idx"])
+def test_dalis_own_reader_reads_them(
+    folder: FolderSource, form: str, indexed: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed")
+    from nvidia.dali import Pipeline, fn
+
+    source = open_shards(request.getfixturevalue(form))
+    assert source.labels is not None
+    tars = [shard.name for shard in source.index.shards]
+    indexes = [str(tmp_path / f"{number}.idx") for number in range(len(tars))]
+    if indexed:
+        for tar, index in zip(tars, indexes, strict=True):
+            subprocess.run([sys.executable, "-m", "wds2idx", tar, index], check=True, capture_output=True)
+    pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None)
+    with pipeline:
+        pipeline.set_outputs(
+            *fn.readers.webdataset(
+                paths=tars,
+                index_paths=indexes if indexed else None,
+                ext=["jpg", "cls"],
+                missing_component_behavior="error",
+                name="reader",
+            )
+        )
+    pipeline.build()
+    assert pipeline.epoch_size("reader") == len(folder)
+    found = [[output.at(0).tobytes() for output in pipeline.run()] for _ in range(len(folder))]
+    assert [(int(label), picture) for picture, label in found] == [
+        (int(source.labels[position]), bytes(source.read(position))) for position in source.index.storage_order
+    ]
+
+
+@_webdatasets_open_files
+def test_plain_webdataset_decodes_crop_ready_shards_to_the_same_pixels(folder: FolderSource, ready: Path) -> None:
+    import webdataset
+
+    urls = sorted(str(path) for path in ready.glob("*.tar"))
+    dataset = webdataset.WebDataset(urls, shardshuffle=False).decode("rgb8").to_tuple("jpg", "cls", "__key__")
+    found = {key: (label, pixels) for pixels, label, key in dataset}
+    assert found.keys() == expected(folder).keys()
+    for key, (label, data) in expected(folder).items():
+        assert found[key][0] == label
+        assert (found[key][1] == decode_reference(data)).all()

@@ -161,7 +161,7 @@ def test_the_commands_say_what_they_did_and_exit_with_1_on_faults(
     tree(tmp_path / "tree", 3)
     out = tmp_path / "out"
     assert run(monkeypatch, "shard", tmp_path / "tree", out, "--split", "train=0.75,val=0.25") == 0
-    assert "train: 9 samples in 1 shards" in capsys.readouterr().err
+    assert "train: 9 samples in 1 shard," in capsys.readouterr().err
     assert run(monkeypatch, "verify", out) == 0
     assert capsys.readouterr().out.startswith("no fault: 12 samples in 2 shards")
     (out / "val" / "shard-000000.tar").unlink()

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,9 +187,9 @@ def test_what_is_whole_in_a_cut_shard_is_read_where_damage_is_skipped(folder: Fo
 def test_a_missing_shard_is_named(out: Path) -> None:
     """B75, on a set with an index."""
     (out / "shard-000004.tar").unlink()
-    with pytest.raises(ShardError, match=r"1 of 14 shards are missing: .*shard-000004\.tar"):
+    with pytest.raises(ShardError, match=r"1 of 14 shards missing: .*shard-000004\.tar"):
         open_shards(out)
-    with pytest.warns(UserWarning, match="1 shards are missing"):
+    with pytest.warns(UserWarning, match="1 shard missing"):
         source = open_shards(out, allow_missing=True)
     assert len(source) == 37
 
@@ -218,8 +219,18 @@ def test_a_damaged_index_is_an_error_that_names_it(out: Path, cut: int) -> None:
 
 def test_an_index_of_a_later_version_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastdata.sources.shardindex.FORMAT_VERSION", 0)
-    with pytest.raises(ShardError, match=r"format version 1; expected at most 0\. Upgrade fastdata"):
+    with pytest.raises(ShardError, match=r"format version 2; expected at most 0\. Upgrade fastdata"):
         open_shards(out)
+
+
+def test_a_fingerprint_of_an_earlier_index_version_is_made_anew(
+    out: Path, folder: FolderSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = read_index(out / INDEX_NAME)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("fastdata.sources.shardindex.FORMAT_VERSION", 1)
+        write_index(out / INDEX_NAME, replace(index, fingerprint="0" * 32))
+    assert open_shards(out).fingerprint == index.fingerprint == folder.fingerprint
 
 
 def write_large_index(path: Path, samples: int, shards: int) -> None:

@@ -65,6 +65,11 @@ def test_a_state_that_is_none_is_named(folder: Path) -> None:
         loader.load_state_dict(None)  # type: ignore[arg-type]
 
 
+def test_a_state_of_another_version_is_refused_with_its_version(folder: Path) -> None:
+    with opened(folder) as loader, pytest.raises(StateError, match=r"version 1, keys .*; expected a version 2 state"):
+        loader.load_state_dict({**loader.state_dict(), "version": 1})
+
+
 def test_a_setting_that_a_config_cannot_change_is_refused(folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "settings.json"
     config.write_text('{"batch_size": 4}')

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fastdata.backends._buffers import BufferPool, pinned_or_plain
 from fastdata.backends._device import DeviceStage, HostBatch, InFlight, check_device
-from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool, worker_died
+from fastdata.backends._epochs import EpochsInWork
+from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool
 from fastdata.backends._samples import REDUCING_DECODERS, ChunkResult, SampleLoader
 from fastdata.batch import Skipped
 from fastdata.errors import UsageError
@@ -39,18 +40,20 @@ class _Job:
         return all(future.done() for future in self.futures)
 
 
-@dataclass
-class _Lane:
-    """One epoch in work."""
+class _StepSupply:
+    """The steps of an epoch, as `fastdata.backends._epochs.Supply`."""
 
-    plan: EpochPlan
-    steps: Generator[StepPlan, None, None]
-    jobs: deque[_Job] = field(default_factory=deque)
-    exhausted: bool = False
+    def __init__(self, plan: EpochPlan) -> None:
+        self._steps = iter(plan)
+        self.exhausted = False
 
-    def begins(self, plan: EpochPlan) -> bool:
-        """Whether this lane was begun for the same epoch from the same place."""
-        return (self.plan.epoch, self.plan.steps.done) == (plan.epoch, plan.steps.done)
+    def next(self, *, block: bool) -> StepPlan | None:  # noqa: ARG002 - a stream's steps come when they come
+        step = next(self._steps, None)
+        self.exhausted = step is None
+        return step
+
+    def stop(self) -> None:
+        self._steps.close()
 
 
 @dataclass
@@ -101,8 +104,13 @@ class HostPipeline(Pipeline):
         check_device(self.name, spec.device)
         super().__init__(source, spec, execution)
         self._stage: DeviceStage | None = None
-        self._ahead: _Lane | None = None
         self._pool = self._make_pool()
+        # Not where the caller itself would load the next epoch before it gets the end of this one, nor with streams,
+        # which would hold the connections of two epochs.
+        ahead = self._pool.workers > 0 and self.stream is None
+        self._epochs: EpochsInWork[StepPlan, _Job] = EpochsInWork(
+            _StepSupply, self._begin, self._give_up, self._following if ahead else None
+        )
         self._costs = _Costs()
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
@@ -110,15 +118,16 @@ class HostPipeline(Pipeline):
             self._stage = DeviceStage(self.spec)
         flights: deque[tuple[InFlight | None, Delivery]] = deque()
         self._costs = _Costs()
-        lane = self._take_lane(plan)
+        room = self.execution.prefetch + 1 if self._pool.workers else 1
+        lane = self._epochs.take(plan)
         completed = False
         try:
             while True:
-                self._submit(lane)
-                while lane.jobs and len(flights) < _ON_DEVICE and (not flights or lane.jobs[0].done()):
-                    flights.append(self._send(*self._join(lane.jobs[0])))
-                    lane.jobs.popleft()
-                    self._submit(lane)
+                self._epochs.fill(lane, room)
+                while lane.running and len(flights) < _ON_DEVICE and (not flights or lane.running[0].done()):
+                    flights.append(self._send(*self._join(lane.running[0])))
+                    lane.running.popleft()
+                    self._epochs.fill(lane, room)
                 if not flights:
                     completed = True
                     return
@@ -127,13 +136,13 @@ class HostPipeline(Pipeline):
                 yield Delivery(batch, delivery.failed, delivery.fallbacks)
         finally:
             if not completed:
-                self._abandon(lane)
+                self._epochs.abandon(lane)
 
     def _release(self) -> None:
         if self._stage is not None:
             self._stage.drain()
-        if hasattr(self, "_pool"):  # not where making it was refused
-            self._drop_ahead()
+        if hasattr(self, "_epochs"):  # not where making the pool was refused
+            self._epochs.drop_ahead()
             self._pool.close()
 
     def _details(self) -> dict[str, Any]:
@@ -163,43 +172,22 @@ class HostPipeline(Pipeline):
             return ProcessPool(loader, buffers, execution.workers, shape, in_work)
         return ThreadPool(loader, buffers, execution.workers)
 
-    def _take_lane(self, plan: EpochPlan) -> _Lane:
-        """Return the epoch's lane: the one that was begun ahead, if it is this epoch's, else a new one."""
-        ahead = self._ahead
-        if ahead is not None and ahead.begins(plan):
-            self._ahead = None
-            return ahead
-        self._drop_ahead()
-        return _Lane(plan, iter(plan))
+    def _following(self, plan: EpochPlan) -> EpochPlan:
+        return self._plan(plan.epoch + 1, 0)
 
-    def _submit(self, lane: _Lane) -> None:
-        """Keep the workers busy with this epoch's steps, then, so that no gap opens between epochs, the next's."""
-        room = self.execution.prefetch + 1 if self._pool.workers else 1
-        self._begin_steps(lane, room)
-        if not lane.exhausted or not self._pool.workers or self.stream is not None:
-            return
-        if self._ahead is None:
-            following = self._plan(lane.plan.epoch + 1, 0)
-            self._ahead = _Lane(following, iter(following))
-        self._begin_steps(self._ahead, room - len(lane.jobs))
+    def _begin(self, step: StepPlan) -> _Job:
+        slot = self._pool.take_slot()
+        count = len(step.ids)
+        share = -(-count // max(1, self._pool.workers))
+        size = max(1, min(_CHUNK_SAMPLES, share))
+        chunks = [_chunk(step, at, min(at + size, count)) for at in range(0, count, size)]
+        return _Job(step, slot, [self._pool.submit(chunk, slot) for chunk in chunks])
 
-    def _begin_steps(self, lane: _Lane, room: int) -> None:
-        while len(lane.jobs) < room:
-            step = next(lane.steps, None)
-            if step is None:
-                lane.exhausted = True
-                return
-            slot = self._pool.take_slot()
-            count = len(step.ids)
-            share = -(-count // max(1, self._pool.workers))
-            size = max(1, min(_CHUNK_SAMPLES, share))
-            chunks = [_chunk(step, at, min(at + size, count)) for at in range(0, count, size)]
-            lane.jobs.append(_Job(step, slot, [self._pool.submit(chunk, slot) for chunk in chunks]))
-
-    def _drop_ahead(self) -> None:
-        if self._ahead is not None:
-            self._abandon(self._ahead)
-            self._ahead = None
+    def _give_up(self, jobs: Sequence[_Job]) -> None:
+        """Stop work on steps that nobody will ask for; their memory may be reused only when no worker writes to it."""
+        wait([future for job in jobs for future in job.futures if not future.cancel()])
+        for job in jobs:
+            self._pool.return_slot(job.slot)
 
     def _join(self, job: _Job) -> tuple[HostBatch | None, Delivery]:
         """Wait for a step and put its chunks together, without the samples that failed."""
@@ -210,7 +198,8 @@ class HostPipeline(Pipeline):
             try:
                 result = future.result()
             except BrokenProcessPool as exc:
-                raise worker_died(exc) from exc
+                assert isinstance(self._pool, ProcessPool)
+                raise self._pool.worker_died(exc) from exc
             failed.extend(
                 (start + index, Skipped(int(job.step.ids[start + index]), where, reason))
                 for index, where, reason in result.failed
@@ -237,15 +226,6 @@ class HostPipeline(Pipeline):
     def _send(self, host: HostBatch | None, delivery: Delivery) -> tuple[InFlight | None, Delivery]:
         assert self._stage is not None
         return (None if host is None else self._stage.send(host)), delivery
-
-    def _abandon(self, lane: _Lane) -> None:
-        """Stop work on steps that nobody will ask for; their memory may be reused only when no worker writes to it."""
-        lane.steps.close()
-        running = [future for job in lane.jobs for future in job.futures if not future.cancel()]
-        wait(running)
-        for job in lane.jobs:
-            self._pool.return_slot(job.slot)
-        lane.jobs.clear()
 
 
 def fast_refusal(backend: str) -> UsageError:

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -202,6 +203,8 @@ class ProcessPool:
         self._free: list[_SharedSlot] = []
         self._all: list[_SharedSlot] = []
         self._shape = slot_shape
+        self._began = False  # whether a batch was ever loaded
+        self._exit_codes: list[int] = []
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fastdata.backends._samples", "torch"])
         self._executor = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(pickled,))
@@ -220,10 +223,19 @@ class ProcessPool:
         try:
             return self._executor.submit(_load_in_worker, chunk, slot.memory.name, self._shape)
         except BrokenProcessPool as exc:
-            raise worker_died(exc) from exc
+            raise self.worker_died(exc) from exc
+
+    def worker_died(self, exc: BrokenProcessPool) -> WorkerError:
+        """Wait until all workers are gone, and return the error that says how the first of them ended."""
+        processes = list((self._executor._processes or {}).values())
+        self._executor.shutdown(wait=True, cancel_futures=True)  # its thread ends the others and collects exit codes
+        if processes:
+            self._exit_codes = [process.exitcode for process in processes if process.exitcode is not None]
+        return _worker_error(self._exit_codes, began=self._began, exc=exc)
 
     def finish_slot(self, slot: Slot, count: int) -> NDArray[np.uint8]:
         """Copy into a buffer of this process and free the slot."""
+        self._began = True
         buffer = self._buffers.take()
         buffer[:count] = slot.array[:count]
         self.return_slot(slot)
@@ -247,15 +259,46 @@ class ProcessPool:
         self._buffers.clear()
 
 
-def worker_died(exc: BaseException) -> WorkerError:
-    """Return the error for a worker process that vanished."""
-    return WorkerError(
-        "worker process",
-        f"ended without a word ({exc})",
-        "a worker that lives as long as the pipeline",
-        "The system kills processes when memory runs out: look at `dmesg`, and use fewer workers or smaller batches. "
-        "A script that opens pipelines with callables needs an `if __name__ == '__main__':` guard.",
-    )
+_START_REMEDY = (
+    "A script that opens pipelines with callables needs an `if __name__ == '__main__':` guard, and its callables must "
+    "be importable in a new process; the worker's own error is on standard error."
+)
+_CRASH_REMEDY = "Native code crashed, most likely in a library that the transform's callables use: try workers=0."
+_SIGNAL_REMEDIES: Mapping[int, str] = {
+    signal.SIGKILL: "The system kills processes when memory runs out: look at `dmesg`, and use fewer workers or "
+    "smaller batches.",
+    signal.SIGBUS: "Most likely shared memory ran out: enlarge /dev/shm (docker run --shm-size=8g), or use smaller "
+    "batches.",
+    signal.SIGTERM: "Somebody ended it.",
+}
+
+
+def _worker_error(exit_codes: list[int], *, began: bool, exc: BrokenProcessPool) -> WorkerError:
+    """Return the error for a worker process that ended by itself.
+
+    Args:
+        exit_codes: Of all workers; minus a signal's number where one ended them. The pool ends the others by SIGTERM.
+        began: Whether the workers loaded anything before.
+        exc: What the pool says.
+    """
+    code = next((code for code in exit_codes if code != -signal.SIGTERM), -signal.SIGTERM if exit_codes else None)
+    if code is None:
+        found, remedy = f"ended ({exc})", "Look at what it wrote to standard error."
+    elif code < 0:
+        found, remedy = f"was ended by {_signal_name(-code)}", _SIGNAL_REMEDIES.get(-code, _CRASH_REMEDY)
+    elif began:
+        found = f"ended with exit code {code} in the middle of its work"
+        remedy = "Look at what it wrote to standard error, and for exits in the transform's callables."
+    else:
+        found, remedy = f"ended with exit code {code} before it had loaded a batch", _START_REMEDY
+    return WorkerError("worker process", found, "a worker that lives as long as the pipeline", remedy)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
 
 
 def _check_shared_memory(needed: int) -> None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdata.backends._dali_probe import describe_dali, gpu_fault
+from fastdata.backends._epochs import EpochsInWork, Lane
 from fastdata.batch import Batch
 from fastdata.errors import BackendUnavailableError, WorkerError
 from fastdata.pipeline import Availability, Delivery, EpochPlan, Pipeline
@@ -30,20 +31,6 @@ _GPU_DECODE_THREADS = 4
 """Beside the JPEG engines of an H200, more threads cost CPU and bring nothing; fewer starve the rest of the decode."""
 _RETRIES = 3
 """Attempts to load a batch on which DALI failed; in the last one the reference decodes all of it."""
-
-
-@dataclass
-class _Lane:
-    """One epoch in work."""
-
-    plan: EpochPlan
-    """What it delivers."""
-    feeder: Feeder
-    """Makes its feeds."""
-    running: deque[Feed] = field(default_factory=deque)
-    """Feeds that DALI works on, or that have nothing to decode, oldest first."""
-    error: Exception | None = None
-    """What the feeder raised while the epoch before was still running."""
 
 
 class DaliPipeline(Pipeline):
@@ -73,8 +60,10 @@ class DaliPipeline(Pipeline):
         self._finish = BatchFinish(spec) if unfinished else None
         self._settings = GraphSettings(spec, self._options, self._decode_threads(), raw=unfinished)
         self._graph: DaliGraph | None = None
-        self._ahead: _Lane | None = None
         self._maker = FeedMaker(source, spec, self._options.read_threads)
+        self._epochs: EpochsInWork[Feed, Feed] = EpochsInWork(
+            self._open_feeder, self._begin, self._give_up, lambda plan: self._plan(plan.epoch + 1, 0)
+        )
         self._retired: deque[tuple[Any, Feed]] = deque()
         self._errors: list[str] = []
 
@@ -89,24 +78,21 @@ class DaliPipeline(Pipeline):
 
         self._maker.costs = FeedCosts()
         self._errors = []
-        lane = self._take_lane(plan)
+        lane = self._epochs.take(plan)
         completed = False
         try:
             while True:
-                self._fill(lane)
+                self._epochs.fill(lane, self._options.queue_depth)
                 if not lane.running:
                     completed = True
                     return
                 yield self._deliver(lane)
         finally:
-            lane.feeder.stop()
-            if not completed:
-                self._abandon(lane)
+            if not completed:  # DALI gives its runs in order, so those of the next epoch cannot stay behind these
+                self._epochs.abandon(lane, and_ahead=True)
 
     def _release(self) -> None:
-        if self._ahead is not None:
-            self._ahead.feeder.stop()
-            self._ahead = None
+        self._epochs.drop_ahead()
         if self._graph is not None:
             self._graph.close()
             self._graph = None
@@ -130,57 +116,22 @@ class DaliPipeline(Pipeline):
             return self._options.decode_threads
         return workers if self.spec.device == "cpu" else min(workers, _GPU_DECODE_THREADS)
 
-    def _take_lane(self, plan: EpochPlan) -> _Lane:
-        """Return the epoch's lane: the one that was started ahead, if it is this epoch's, else a new one."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            if (ahead.plan.epoch, ahead.plan.steps.done) == (plan.epoch, plan.steps.done):
-                return ahead
-            ahead.feeder.stop()
-            self._abandon(ahead)
-        return self._open_lane(plan)
-
-    def _open_lane(self, plan: EpochPlan) -> _Lane:
+    def _open_feeder(self, plan: EpochPlan) -> Feeder:
         from fastdata.backends._dali_feeder import Feeder
 
-        return _Lane(plan, Feeder(self._maker, plan, self.execution.prefetch + self._options.read_threads))
+        return Feeder(self._maker, plan, self.execution.prefetch + self._options.read_threads)
 
-    def _fill(self, lane: _Lane) -> None:
-        """Keep DALI busy: with this epoch's batches, then, so that no gap opens between epochs, with the next one's."""
-        if lane.error is not None:
-            raise lane.error
-        depth = self._options.queue_depth
-        while len(lane.running) < depth:
-            feed = lane.feeder.next(block=not lane.running)
-            if feed is None:
-                break
-            self._start(feed)
-            lane.running.append(feed)
-        if not lane.feeder.exhausted or not lane.running:
-            return
-        if self._ahead is None:
-            self._ahead = self._open_lane(self._plan(lane.plan.epoch + 1, 0))
-        ahead = self._ahead
-        while ahead.error is None and len(lane.running) + len(ahead.running) < depth:
-            try:
-                feed = ahead.feeder.next(block=False)
-            except Exception as exc:  # belongs to the next epoch, and is raised there
-                ahead.error = exc
-                return
-            if feed is None:
-                return
-            self._start(feed)
-            ahead.running.append(feed)
-
-    def _start(self, feed: Feed) -> None:
+    def _begin(self, feed: Feed) -> Feed:
+        """Hand a feed to DALI, unless it has nothing to decode."""
         from fastdata.backends._dali_graph import DaliGraph
 
         if self._graph is None:
             self._graph = DaliGraph(self._settings)
         if feed.inputs is not None:
             self._graph.start(feed.inputs)
+        return feed
 
-    def _deliver(self, lane: _Lane) -> Delivery:
+    def _deliver(self, lane: Lane[Feed, Feed]) -> Delivery:
         """Take the oldest run; where DALI failed on it, load it again without what DALI cannot take."""
         from fastdata.backends._dali_graph import GraphError
 
@@ -191,7 +142,7 @@ class DaliPipeline(Pipeline):
             try:
                 pictures = self._graph.receive()
             except GraphError as error:
-                behind = [*lane.running, *(self._ahead.running if self._ahead is not None else ())]
+                behind = [*lane.running, *self._epochs.running_ahead()]
                 feed, pictures = self._retry(feed, behind, error)
         delivery = Delivery(None, feed.failed, feed.fallbacks)
         if pictures is None:
@@ -221,7 +172,7 @@ class DaliPipeline(Pipeline):
             self._maker.give_back(feed)
             feed = self._maker.make(feed.step)
             for waiting in (feed, *behind):
-                self._start(waiting)
+                self._begin(waiting)
             try:
                 return feed, None if feed.inputs is None else self._graph.receive()
             except GraphError as again:
@@ -258,15 +209,10 @@ class DaliPipeline(Pipeline):
         while self._retired and self._retired[0][0].query():
             self._maker.give_back(self._retired.popleft()[1])
 
-    def _abandon(self, lane: _Lane) -> None:
-        """Wait for runs that nobody will take, the next epoch's too, so that their memory may be reused."""
+    def _give_up(self, feeds: Sequence[Feed]) -> None:
+        """Wait for runs that nobody will take, so that their memory may be reused."""
         from fastdata.backends._dali_graph import GraphError
 
-        dropped = [*lane.running]
-        if self._ahead is not None:
-            self._ahead.feeder.stop()
-            dropped += self._ahead.running
-            self._ahead = None
         if self._graph is None:
             return
         try:
@@ -276,7 +222,7 @@ class DaliPipeline(Pipeline):
             self._errors.append(_short(error))
             self._graph.close()
             self._graph = None
-        for feed in dropped:
+        for feed in feeds:
             self._maker.give_back(feed)
 
     def _broken(self, feed: Feed, error: GraphError) -> WorkerError:

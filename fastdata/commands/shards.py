@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastdata.wording import counted
+
 if TYPE_CHECKING:
     from fastdata.check import CheckReport
     from fastdata.shards.convert import ConvertResult
@@ -92,8 +94,10 @@ def verify(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for fault in result.faults:
         console.print(str(fault))
-    size = f"{result.samples:,} samples in {result.shards:,} shards, {result.size_bytes / 1e9:,.2f} GB"
-    console.print(f"{len(result.faults):,} faults: {size}" if result.faults else f"no fault: {size}")
+    size = (
+        f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, {result.size_bytes / 1e9:,.2f} GB"
+    )
+    console.print(f"{counted(len(result.faults), 'fault')}: {size}" if result.faults else f"no fault: {size}")
     if result.faults:
         raise typer.Exit(1)
 
@@ -135,10 +139,11 @@ def _show_conversion(result: ConvertResult) -> None:
     samples = sum(split.samples for split in result.splits)
     for split in result.splits:
         console.print(
-            f"{split.folder}: {split.samples:,} samples in {split.shards:,} shards, {split.size_bytes / 1e9:,.3f} GB"
+            f"{split.folder}: {counted(split.samples, 'sample')} in {counted(split.shards, 'shard')},"
+            f" {split.size_bytes / 1e9:,.3f} GB"
         )
         if split.skipped:
-            console.print(f"{split.skipped:,} files were left out, see {split.folder / 'skipped.json'}")
+            console.print(f"{counted(split.skipped, 'file')} left out, see {split.folder / 'skipped.json'}")
     if result.ignored:
         console.print("ignored: " + ", ".join(f"{count:,} {kind}" for kind, count in result.ignored.items()))
     rate = f"{samples / result.total_s:,.0f} images/s, {size_bytes / 1e6 / result.total_s:,.0f} MB/s"
@@ -152,11 +157,12 @@ def _show_check(report: CheckReport) -> None:
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     types = ", ".join(f"{count:,} {name}" for name, count in sorted(report.types.items()))
-    console.print(f"{report.root}: {report.files:,} pictures, {report.size_bytes / 1e9:,.3f} GB ({types})")
+    console.print(f"{report.root}: {counted(report.files, 'picture')}, {report.size_bytes / 1e9:,.3f} GB ({types})")
     if report.classes:
         sizes = sorted(report.classes.values())
         console.print(
-            f"{len(sizes):,} classes of {sizes[0]:,} to {sizes[-1]:,} pictures, median {sizes[len(sizes) // 2]:,}"
+            f"{counted(len(sizes), 'class')} of {sizes[0]:,} to {counted(sizes[-1], 'picture')},"
+            f" median {sizes[len(sizes) // 2]:,}"
         )
     if report.ignored:
         console.print("ignored: " + ", ".join(f"{count:,} {kind}" for kind, count in report.ignored.items()))

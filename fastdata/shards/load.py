@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,8 @@ class Loaded:
     """Of the stored picture; empty where files are stored as they are."""
     note: str = ""
     """What re-encoding did, or why nothing; "" where files are stored as they are."""
+    stamp: tuple[int, int] = (-1, -1)
+    """Of the file before it was read, see `fastdata.sources.folder.FolderSource.stamp`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Refused:
     """In the source."""
     error: FastDataError
     """Names the path and the reason."""
+    stamp: tuple[int, int] = (-1, -1)
+    """As in `Loaded`."""
 
 
 class Loader:
@@ -87,7 +91,11 @@ class Loader:
     def load(self, positions: Sequence[int]) -> list[Loaded | Refused]:
         """Load some samples. Never raises for what their files hold."""
         room = _Room()
-        return [self._load_one(position, room) for position in positions]
+        # A file that changes while it is read has another stamp later than before.
+        return [
+            replace(self._load_one(position, room), stamp=stamp)
+            for position, stamp in ((position, self._source.stamp(position)) for position in positions)
+        ]
 
     def _load_one(self, position: int, room: _Room) -> Loaded | Refused:
         source = self._source

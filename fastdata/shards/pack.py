@@ -49,7 +49,7 @@ class PackJob:
 
 
 def pack_split(job: PackJob, split: str, folder: Path, order: NDArray[np.int64], bar: Bar) -> list[ShardRecord]:
-    """Write the shards of one split, after those that an earlier run finished.
+    """Write the shards of one split, after those that an earlier run finished and whose files have not changed since.
 
     Args:
         job: The conversion.
@@ -64,7 +64,7 @@ def pack_split(job: PackJob, split: str, folder: Path, order: NDArray[np.int64],
     Raises:
         FastDataError: A file cannot be stored and may not be skipped; names it.
     """
-    records = job.work.records(split, folder)
+    records = _unchanged(job, job.work.records(split, folder), order)
     job.work.forget(split, len(records))
     remove_shards_from(folder, len(records))
     start = records[-1].next_place if records else 0
@@ -84,6 +84,19 @@ def pack_split(job: PackJob, split: str, folder: Path, order: NDArray[np.int64],
     return records
 
 
+def _unchanged(job: PackJob, records: list[ShardRecord], order: NDArray[np.int64]) -> list[ShardRecord]:
+    """Return the records before the first whose files changed: that shard, and so all behind it, is made again."""
+    starts = [0, *(record.next_place for record in records)]
+
+    def changed(number: int) -> bool:
+        places = order[starts[number] : starts[number + 1]].tolist()
+        return [job.source.stamp(position) for position in places] != list(map(tuple, records[number].stamps.tolist()))
+
+    with _pool(job.workers, "look") as pool:
+        looks = pool.map(changed, range(len(records)))
+        return records[: next((number for number, found in enumerate(looks) if found), len(records))]
+
+
 class _Packer:
     """Fills shards one after another and has each finished in the background."""
 
@@ -99,11 +112,14 @@ class _Packer:
         self._next_place = 0
         self._skipped: list[tuple[int, str]] = []
         self._skipped_since: list[tuple[int, str]] = []  # after the last stored sample
+        self._stamps: list[tuple[int, int]] = []
+        self._stamps_since: list[tuple[int, int]] = []
         self._finishing: deque[Future[ShardRecord]] = deque()
         self._failed = False
 
     def take(self, place: int, sample: Loaded | Refused) -> None:
         """Store one sample, or note that it is left out."""
+        self._stamps_since.append(sample.stamp)
         if isinstance(sample, Refused):
             if self._job.options.on_error == "raise":
                 raise sample.error
@@ -119,14 +135,13 @@ class _Packer:
         self._offsets.append(self._file.payload_bytes + BLOCK)
         self._samples.append(replace(sample, segment=_NO_BYTES))
         self._file.add(sample.segment, sample.start, sample.stop)
-        self._skipped += self._skipped_since
-        self._skipped_since = []
+        self._take_since()
         self._next_place = place + 1
 
     def end(self, size: int) -> None:
         """Finish the last shard, and wait until all are named."""
         if self._file is not None:
-            self._skipped += self._skipped_since
+            self._take_since()
             self._next_place = size
             self._close_shard()
         self._collect(0)
@@ -137,6 +152,12 @@ class _Packer:
             self._file.discard()
             self._file = None
 
+    def _take_since(self) -> None:
+        """Count what came after the last stored sample to the open shard."""
+        self._skipped += self._skipped_since
+        self._stamps += self._stamps_since
+        self._skipped_since, self._stamps_since = [], []
+
     def _close_shard(self) -> None:
         assert self._file is not None
         self._collect(1)
@@ -146,13 +167,14 @@ class _Packer:
                 self._file,
                 self._number,
                 self._rows(),
+                np.array(self._stamps, np.int64),
                 self._next_place,
                 tuple(self._skipped),
                 Counter(sample.note for sample in self._samples if sample.note),
             )
         )
         self._file, self._number = None, self._number + 1
-        self._samples, self._offsets, self._skipped = [], [], []
+        self._samples, self._offsets, self._skipped, self._stamps = [], [], [], []
 
     def _collect(self, most: int) -> None:
         while len(self._finishing) > most:
@@ -180,6 +202,7 @@ class _Packer:
         file: ShardFile,
         number: int,
         rows: dict[str, NDArray[Any]],
+        stamps: NDArray[np.int64],
         next_place: int,
         skipped: tuple[tuple[int, str], ...],
         notes: Counter[str],
@@ -188,7 +211,7 @@ class _Packer:
             if self._failed:  # named shards have no gaps
                 raise CancelledError
             sha256, size_bytes = file.finish()
-            record = ShardRecord(len(rows["position"]), size_bytes, sha256, next_place, skipped, notes, rows)
+            record = ShardRecord(len(rows["position"]), size_bytes, sha256, next_place, skipped, notes, rows, stamps)
             self._job.work.keep_record(self._split, number, record)
             file.publish(self._folder / shard_name(number))
             sync_folder(self._folder)

@@ -16,6 +16,7 @@ from fastdata.order import permute
 from fastdata.rng import scalar_key
 from fastdata.shards.options import ConvertOptions
 from fastdata.sources.folder import FolderSource
+from fastdata.wording import counted
 
 _STREAM_STORAGE = 32  # apart from the streams in fastdata.rng, so that storage and training orders are unrelated
 _STREAM_SPLIT = 33
@@ -78,7 +79,7 @@ def map_labels(source: FolderSource, class_map: Path | None) -> tuple[NDArray[np
     if unknown:
         raise UsageError(
             "class_map",
-            f"{class_map} lacks {len(unknown)} classes of {source.root}: {', '.join(unknown[:10])}",
+            f"{class_map} lacks {counted(len(unknown), 'class')} of {source.root}: {', '.join(unknown[:10])}",
             "every class of the folder",
         )
     return np.array([known[name] for name in source.classes], np.int64)[labels], names
@@ -97,7 +98,9 @@ def plan_splits(labels: NDArray[np.int64], options: ConvertOptions) -> tuple[Spl
     for number, (name, share) in enumerate(options.split):
         positions = np.flatnonzero(part_of == number).astype(np.int64)
         if not len(positions):
-            raise UsageError("split", f"{name}={share:g} of {len(labels)} samples is none", "at least one sample")
+            raise UsageError(
+                "split", f"{name}={share:g} of {counted(len(labels), 'sample')} is none", "at least one sample"
+            )
         plans.append(SplitPlan(name, _storage_order(positions, options, number)))
     return tuple(plans)
 

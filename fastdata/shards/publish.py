@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from fastdata.shards.outfolder import SKIPPED_NAME
 from fastdata.shards.tarformat import shard_name
 from fastdata.shards.workfolder import ShardRecord, write_text
-from fastdata.sources.folder import FolderSource, id_fingerprint
-from fastdata.sources.paths import PathTable, printable
+from fastdata.sources.fingerprint import sample_fingerprint
+from fastdata.sources.folder import FolderSource
+from fastdata.sources.paths import printable
 from fastdata.sources.shardindex import CLASSES_NAME, INDEX_NAME, ShardIndex, ShardInfo, storage_layout, write_index
 
 
@@ -72,9 +73,7 @@ def _join(
     }
     order, starts = storage_layout(columns["shard"], columns["offset"], len(records))
     whole = len(positions) == len(source)
-    paths = (
-        source.relative_paths if whole else PathTable.from_paths([source.relative_path(i) for i in positions.tolist()])
-    )
+    paths = source.relative_paths if whole else source.relative_paths.take(columns["ids"])
     return ShardIndex(
         shards=tuple(
             ShardInfo(shard_name(number), record.size_bytes, record.samples, record.sha256)
@@ -85,6 +84,6 @@ def _join(
         storage_order=order,
         shard_starts=starts,
         classes=classes,
-        fingerprint=id_fingerprint(columns["ids"]),
+        fingerprint=sample_fingerprint(columns["ids"], paths),
         facts=facts,
     )

@@ -20,6 +20,7 @@ from fastdata.sources.mapping import map_file
 from fastdata.sources.paths import to_text
 from fastdata.sources.shardindex import CLASSES_NAME, INDEX_NAME, WORK_NAME, ShardIndex, ShardInfo, read_index
 from fastdata.sources.tarscan import member_name, members
+from fastdata.wording import counted
 
 _BLOCK_BYTES = 8 << 20
 
@@ -106,7 +107,9 @@ def _check_index(path: Path, index: ShardIndex) -> Iterator[Fault]:
         yield Fault(str(path), "", f"altered: sha256 of its arrays is {found[:16]}..., its header says {said[:16]}...")
     if sum(shard.samples for shard in index.shards) != len(index):
         yield Fault(
-            str(path), "", f"its shards hold {sum(s.samples for s in index.shards)} samples, it lists {len(index)}"
+            str(path),
+            "",
+            f"its shards hold {counted(sum(s.samples for s in index.shards), 'sample')}, it lists {len(index):,}",
         )
     classes = path.with_name(CLASSES_NAME)
     try:
@@ -129,7 +132,7 @@ def _check_shard(folder: Path, index: ShardIndex, number: int) -> list[Fault]:
     try:
         size, digest = _digest(path)
     except FileNotFoundError:
-        return [Fault(str(path), "", f"missing, with {info.samples} samples")]
+        return [Fault(str(path), "", f"missing, with {counted(info.samples, 'sample')}")]
     except OSError as exc:
         return [Fault(str(path), "", f"unreadable: {exc.strerror or exc}")]
     if size != info.size_bytes:

@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fastdata.errors import ShardError, SourceError
 from fastdata.shards.tarformat import shard_name
 from fastdata.sources.arrayfile import read_array_file, sync_folder, write_array_file
 from fastdata.sources.shardindex import WORK_NAME
+
+_STAMPS = "stamps"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class ShardRecord:
     """How many of its samples re-encoding treated in which way."""
     rows: Mapping[str, NDArray[Any]] = field(repr=False)
     """(samples,) columns of the index, in storage order; ``position`` instead of ids, labels and paths."""
+    stamps: NDArray[np.int64] = field(repr=False)
+    """(n, 2): size in bytes and time of the last change in ns of each file, those left out included, from the place
+    after the shard before to `next_place`; as they were before the files were read."""
 
 
 class WorkFolder:
@@ -101,6 +107,8 @@ class WorkFolder:
                     return found
             except (SourceError, FileNotFoundError):
                 return found
+            if _STAMPS not in rows:  # a record of an earlier version: nobody knows whether its files have changed
+                return found
             skipped = tuple((int(position), str(reason)) for position, reason in header["skipped"])
             found.append(
                 ShardRecord(
@@ -110,7 +118,8 @@ class WorkFolder:
                     header["next_place"],
                     skipped,
                     header["notes"],
-                    rows,
+                    {name: column for name, column in rows.items() if name != _STAMPS},
+                    rows[_STAMPS],
                 )
             )
 
@@ -124,7 +133,7 @@ class WorkFolder:
             "skipped": [list(entry) for entry in record.skipped],
             "notes": dict(record.notes),
         }
-        write_array_file(self._record_path(split, number), header, record.rows)
+        write_array_file(self._record_path(split, number), header, {**record.rows, _STAMPS: record.stamps})
 
     def forget(self, split: str, first: int) -> None:
         """Drop the records from a number on, and all half-written files."""

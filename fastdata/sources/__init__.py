@@ -60,7 +60,8 @@ class IndexedSource(SampleReader, Protocol):
     classes: tuple[str, ...]
     """Class names, sorted as text; the index of a name is its label. Empty where there are none."""
     fingerprint: str
-    """Hex digest over what makes two sources the same set of samples: count and ids. Guards ``load_state_dict``."""
+    """Hex digest over what makes two sources the same set of samples: their ids and names. Guards ``load_state_dict``
+    and comparisons of benchmarks."""
     faults: tuple[str, ...]
     """What is damaged and left out, as messages; only where it may be."""
     layout: ShardLayout | None

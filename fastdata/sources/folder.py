@@ -7,7 +7,6 @@ behind and everything that is not named like a picture are ignored and counted.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,10 +18,14 @@ from numpy.typing import NDArray
 from fastdata.errors import SourceError, UsageError
 from fastdata.order import ShardLayout
 from fastdata.sources import Encoded
+from fastdata.sources.fingerprint import sample_fingerprint
 from fastdata.sources.labels import LabelArray, labels_from_callable, labels_from_csv, text_paths
 from fastdata.sources.paths import PathTable, printable
 from fastdata.sources.scan import FolderScan, scan_folder
 from fastdata.spec import Labels
+from fastdata.wording import counted
+
+_SPLIT_NAMES = frozenset(("train", "val", "valid", "validation", "test"))
 
 
 def open_folder(
@@ -40,6 +43,7 @@ def open_folder(
 
     Raises:
         SourceError: The folder is missing or holds no picture, a class has none, or labels cannot be had.
+        UsageError: Its folders are splits, not classes.
     """
     root = Path(root)
     if not root.exists():
@@ -54,6 +58,7 @@ def open_folder(
     values: LabelArray | None = None
     ignored = dict(scan.ignored)
     if class_folders:
+        refuse_splits(root, scan)
         _check_classes(root, scan)
         values = scan.labels
     elif isinstance(labels, str | Path):
@@ -67,18 +72,34 @@ def open_folder(
     return FolderSource(root, scan, ids, values, classes, ignored)
 
 
-def id_fingerprint(ids: NDArray[np.int64]) -> str:
-    """Return the hex digest over count and ids that a folder and its shards share: 32 characters."""
-    digest = hashlib.blake2b(len(ids).to_bytes(8, "little"), digest_size=16)
-    digest.update(np.ascontiguousarray(ids, "<i8").data)
-    return digest.hexdigest()
+def refuse_splits(root: Path, scan: FolderScan) -> None:
+    """Refuse a folder of splits that hold class folders: train and val would pass for two classes.
+
+    Args:
+        root: The folder.
+        scan: All its pictures, with class folders.
+
+    Raises:
+        UsageError: There is a "train", other folders are named like splits too, and all have sub-folders of pictures.
+    """
+    names = scan.classes
+    if "train" not in names or len(names) < 2 or not _SPLIT_NAMES.issuperset(names):
+        return
+    nested = {label for path, label in zip(scan.paths, scan.labels.tolist(), strict=True) if path.count(b"/") > 1}
+    if len(nested) == len(names):
+        raise UsageError(
+            str(root),
+            f"the folders {', '.join(names)}, each with folders of pictures in it: splits, not classes",
+            "one split",
+            f"Pass {root / 'train'}. Should these be classes after all, say so with labels=, a function on the path.",
+        )
 
 
 def _check_classes(root: Path, scan: FolderScan) -> None:
     counts = np.bincount(scan.labels, minlength=len(scan.classes))
     empty = [name for name, count in zip(scan.classes, counts, strict=True) if count == 0]
     if empty:
-        more = f" (and {len(empty) - 1} more such classes: {', '.join(empty[1:6])})" if len(empty) > 1 else ""
+        more = f" (and {counted(len(empty) - 1, 'more such class')}: {', '.join(empty[1:6])})" if len(empty) > 1 else ""
         raise SourceError(
             str(root / empty[0]),
             f"a class folder without pictures{more}",
@@ -136,7 +157,7 @@ class FolderSource:
         self.ignored = ignored
         self._scan = scan
         self._prefix = os.path.join(os.fsencode(root), b"")
-        self.fingerprint = id_fingerprint(ids)
+        self.fingerprint = sample_fingerprint(ids, scan.paths if len(ids) == len(scan.paths) else scan.paths.take(ids))
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -154,6 +175,14 @@ class FolderSource:
     def relative_paths(self) -> PathTable:
         """Relative paths by id."""
         return self._scan.paths
+
+    def stamp(self, position: int) -> tuple[int, int]:
+        """Return size in bytes and time of the last change in ns of one file; -1, -1 where it cannot be looked at."""
+        try:
+            found = os.stat(self.path(position))
+        except OSError:
+            return -1, -1
+        return found.st_size, found.st_mtime_ns
 
     def read(self, position: int) -> bytes:
         """Return the bytes of one file: one open, one stat, one read, one close."""

@@ -12,6 +12,8 @@ IMAGE_EXTENSIONS = frozenset(
 )
 """Lower-case extensions of files that count as pictures, whatever the case in the name."""
 
+_TAKEN_AT_ONCE = 65_536  # paths, to bound the memory that finding their bytes takes
+
 SYSTEM_NAMES = frozenset(
     b"thumbs.db|ehthumbs.db|desktop.ini|__macosx|@eadir|$recycle.bin|lost+found|system volume information".split(b"|")
 )
@@ -64,6 +66,19 @@ class PathTable:
     def from_paths(cls, paths: Sequence[bytes]) -> PathTable:
         """Copy paths into a table."""
         return cls.from_parts([b"".join(paths)], [np.fromiter(map(len, paths), np.int64, len(paths))])
+
+    def take(self, places: NDArray[np.int64]) -> PathTable:
+        """Copy some paths, in the order of `places`, (n,), into a table."""
+        lengths = np.diff(self.offsets)[places]
+        offsets = np.zeros(len(places) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        blob = np.empty(offsets[-1], np.uint8)
+        for at in range(0, len(places), _TAKEN_AT_ONCE):
+            part = slice(at, at + _TAKEN_AT_ONCE)
+            start, stop = offsets[at], offsets[at + len(lengths[part])]
+            moved_by = np.repeat(self.offsets[places[part]] - offsets[:-1][part], lengths[part])
+            blob[start:stop] = self.blob[np.arange(start, stop) + moved_by]
+        return PathTable(blob, offsets)
 
     def __len__(self) -> int:
         """Return the number of paths."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fastdata.errors import ShardError
 from fastdata.sources.arrayfile import read_array_file, write_array_file
+from fastdata.sources.fingerprint import sample_fingerprint
 from fastdata.sources.paths import PathTable
 
 INDEX_NAME = "index.fastdata"
@@ -23,7 +24,8 @@ CLASSES_NAME = "classes.json"
 """Class name to label, beside each index."""
 WORK_NAME = ".fastdata-work"
 """The folder that holds unfinished work; its presence beside shards marks a set that is not finished."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_NAMES_IN_FINGERPRINT = 2  # fingerprints of earlier versions cover the ids alone: reading makes the present kind
 
 SAMPLE_COLUMNS: Mapping[str, type[np.generic]] = {
     "ids": np.int64,
@@ -76,7 +78,7 @@ class ShardIndex:
     classes: tuple[str, ...]
     """Class names; the index of a name is its label."""
     fingerprint: str
-    """Digest over count and ids, as `fastdata.sources.folder.id_fingerprint` makes it."""
+    """Digest over ids and paths, as `fastdata.sources.fingerprint.sample_fingerprint` makes it."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """JSON-able: ``stored`` ("original", "resized" or "crop-ready"), ``options``, ``skipped``, ``ignored``."""
     digest: str = ""
@@ -130,7 +132,7 @@ _NOT_COLUMNS = {"storage_order", "shard_starts", "paths", "path_offsets"}
 
 
 def read_index(path: Path) -> ShardIndex:
-    """Map an index: its cost does not depend on the number of samples.
+    """Map an index: its cost does not depend on the number of samples, but for the fingerprint of a version 1 index.
 
     Raises:
         SourceError: The file is missing, cut or damaged.
@@ -143,14 +145,16 @@ def read_index(path: Path) -> ShardIndex:
         raise ShardError(
             str(path), f"format version {header['version']}", f"at most {FORMAT_VERSION}", "Upgrade fastdata."
         )
+    paths = PathTable(arrays["paths"], arrays["path_offsets"])
+    current = header["version"] >= _NAMES_IN_FINGERPRINT
     return ShardIndex(
         shards=tuple(ShardInfo(*entry) for entry in header["shards"]),
         columns={name: array for name, array in arrays.items() if name not in _NOT_COLUMNS},
-        paths=PathTable(arrays["paths"], arrays["path_offsets"]),
+        paths=paths,
         storage_order=arrays["storage_order"],
         shard_starts=arrays["shard_starts"],
         classes=tuple(header["classes"]),
-        fingerprint=header["fingerprint"],
+        fingerprint=header["fingerprint"] if current else sample_fingerprint(arrays["ids"], paths),
         facts={name: value for name, value in header.items() if name not in _OWN_FIELDS},
         digest=header["arrays_sha256"],
         file=path,

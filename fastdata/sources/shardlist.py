@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fastdata.errors import ShardError, SourceError
+from fastdata.wording import counted
 
 ShardSpec = str | Path | Sequence[str | Path]
 
@@ -61,7 +62,7 @@ def missing_shards_error(spec: ShardSpec, missing: Sequence[str], found: int) ->
     )
     return ShardError(
         str(spec),
-        f"{len(missing)} of {len(missing) + found} shards are missing: {names}",
+        f"{len(missing)} of {counted(len(missing) + found, 'shard')} missing: {names}",
         "every shard of the range",
         "Restore them, or list the shards that are there.",
     )

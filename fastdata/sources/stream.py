@@ -31,6 +31,7 @@ from fastdata.sources.shardlist import is_url, list_shards, missing_shards_error
 from fastdata.sources.sidebyside import read_side_by_side
 from fastdata.sources.streamed import Lost, StreamedSample
 from fastdata.sources.tarscan import LABEL_EXTENSIONS, LABEL_FORMAT, parse_label
+from fastdata.wording import counted
 
 Split = Literal["shards", "samples"]
 
@@ -118,7 +119,7 @@ def open_stream(
     for one, other in pairwise(shards):
         if one == other:
             raise SourceError(one, "named twice", "each shard once", "Its samples would come twice in every epoch.")
-    root = str(data) if isinstance(data, str | Path) else f"{len(shards)} shards"
+    root = str(data) if isinstance(data, str | Path) else counted(len(shards), "shard")
     return ShardStream(root, tuple(shards), labels is not None, length, split)
 
 

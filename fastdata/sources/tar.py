@@ -23,7 +23,7 @@ from fastdata.errors import ShardError, SourceError, UsageError
 from fastdata.order import ShardLayout
 from fastdata.progress import Bar
 from fastdata.sources import Encoded, read_one_by_one
-from fastdata.sources.folder import id_fingerprint
+from fastdata.sources.fingerprint import sample_fingerprint
 from fastdata.sources.mapping import advise_will_need, map_file
 from fastdata.sources.paths import PathTable
 from fastdata.sources.scan import user_cache_dir
@@ -40,6 +40,7 @@ from fastdata.sources.shardindex import (
 from fastdata.sources.shardlist import ShardSpec, list_shards, missing_shards_error
 from fastdata.sources.tarscan import ShardSamples, member_name, scan_shard
 from fastdata.spec import Labels
+from fastdata.wording import counted
 
 CACHE_FROM_SAMPLES = 1_000
 """The index of fewer samples in other writers' shards is made anew each time."""
@@ -81,7 +82,7 @@ def open_shards(
     if missing:
         if not allow_missing:
             raise missing_shards_error(spec, missing, len(paths))
-        warnings.warn(f"{spec}: {len(missing)} shards are missing and left out", UserWarning, stacklevel=2)
+        warnings.warn(f"{spec}: {counted(len(missing), 'shard')} missing, left out", UserWarning, stacklevel=2)
     faults: list[str] = []
     if index_file is None:
         index, faults = _foreign_index(paths, labels is not None, skip_damaged, cache_dir)
@@ -236,14 +237,15 @@ def restrict(index: ShardIndex, keep_shard: NDArray[np.bool_], keep: NDArray[np.
     order, starts = storage_layout(columns["shard"], columns["offset"], int(keep_shard.sum()))
     counts = np.diff(starts)
     shards = [shard for shard, kept in zip(index.shards, keep_shard, strict=True) if kept]
+    paths = index.paths.take(np.flatnonzero(keep))
     return replace(
         index,
         shards=tuple(replace(shard, samples=int(count)) for shard, count in zip(shards, counts, strict=True)),
         columns=columns,
-        paths=PathTable.from_paths([index.paths[int(i)] for i in np.flatnonzero(keep)]),
+        paths=paths,
         storage_order=order,
         shard_starts=starts,
-        fingerprint=id_fingerprint(columns["ids"]),
+        fingerprint=sample_fingerprint(columns["ids"], paths),
         file=None,
     )
 
@@ -332,14 +334,15 @@ def _join(infos: Sequence[ShardInfo], scans: Sequence[ShardSamples], want_labels
     for scan in scans:
         ignored.update(scan.ignored)
     order, starts = storage_layout(columns["shard"], columns["offset"], len(scans))
+    paths = PathTable.from_paths([name for scan in scans for name in scan.names])
     return ShardIndex(
         shards=tuple(replace(info, samples=count) for info, count in zip(infos, counts, strict=True)),
         columns=columns,
-        paths=PathTable.from_paths([name for scan in scans for name in scan.names]),
+        paths=paths,
         storage_order=order,
         shard_starts=starts,
         classes=(),
-        fingerprint=id_fingerprint(columns["ids"]),
+        fingerprint=sample_fingerprint(columns["ids"], paths),
         facts={"stored": "original", "ignored": dict(ignored)},
     )
 
