@@ -113,6 +113,27 @@ def zero_bytes(_typing: Any, target: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
+def _read_bits(bits: int) -> Any:
+    """Return an intrinsic that reads an unsigned integer (of 64 bits: signed) at any byte of a uint8 pointer."""
+
+    @_intrinsic
+    def read(_typing: Any, data: Any, _at: Any, _highest_first: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            data, at, highest_first = args
+            place = builder.bitcast(builder.gep(data, [at]), ir.IntType(bits).as_pointer())
+            value = builder.load(place, align=1)
+            value = builder.select(highest_first, builder.bswap(value), value)
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+        return types.int64(data, types.int64, types.boolean), generate
+
+    return read
+
+
+read_u16, read_u32, read_i64 = _read_bits(16), _read_bits(32), _read_bits(64)
+"""``(data, at, highest_first)`` to an int64, for kernels. numba compiles for little-endian processors only."""
+
+
 def _chosen_by(comparison: str) -> Any:
     """Return an intrinsic that returns the one of two int64 for which ``first comparison second`` holds."""
 

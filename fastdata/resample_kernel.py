@@ -168,7 +168,12 @@ def _work_out_axis(plan: Pointer, reduction: int, place: int, available: int, me
         centre = start + (first + i + 0.5) * scale
         begins[i] = larger(integer(centre - support + 0.5), 0)
         taps = larger(taps, smaller(integer(centre + support + 0.5), length) - begins[i])
-    axis[_READ_FROM], axis[_READ_COUNT], axis[_FEWER], axis[_TAPS] = read_from, read_end - read_begin, length - full, taps
+    axis[_READ_FROM], axis[_READ_COUNT], axis[_FEWER], axis[_TAPS] = (
+        read_from,
+        read_end - read_begin,
+        length - full,
+        taps,
+    )
     weights_at = memory + 8 * (_BEGINS + size)
     shares_at = weights_at + (4 * size * taps + 7) // 8 * 8
     weights, shares = signed_word_pointer(weights_at), double_pointer(shares_at)
