@@ -16,6 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+# ruff: noqa: ARG001  (numba fixes the parameters of an intrinsic)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 """Contiguous bytes."""

@@ -86,6 +86,7 @@ def plan_cuts(files: Files, windows: NDArray[np.int64]) -> NDArray[np.void]:
         (n,) structured array of `CUT_DTYPE`.
     """
     plans = np.empty((len(files.addresses), CUT_FIELDS), np.int64)
+    windows = np.ascontiguousarray(windows, np.int64)
     _plan_all(
         files.addresses,
         files.lengths,

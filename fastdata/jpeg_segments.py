@@ -45,36 +45,11 @@ def table_segments(lengths: NDArray[np.int64]) -> bytes:
 
 
 @helper
-def next_row(
+def _next_row_by_bytes(
     source: Pointer, at: int, part_end: int, table_end: int, across: int, count: int, ends: Pointer
 ) -> tuple[int, int, int]:
-    """Read the lengths of one row of segments.
-
-    Args:
-        source: The file.
-        at: Where the table is read next.
-        part_end: Where the current part of the table ends.
-        table_end: Where the table ends.
-        across: Segments of a row.
-        count: How many of them to fill into `ends`.
-        ends: Filled with where the first `count` segments end, markers included, from the start of the row.
-
-    Returns:
-        `at` and `part_end` after the row, and the bytes of the row, -1 where the table holds a length of 0 or ends.
-    """
-    end = integer(0)
-    if at + across <= part_end:
-        total, special = 0, False
-        for i in range(across):
-            length = integer(source[at + i])
-            total += length + 2
-            special |= (length == 0) | (length == LONG_LENGTH)
-        if not special:
-            for i in range(count):
-                end += integer(source[at + i]) + 2
-                ends[i] = end
-            return at + across, part_end, total
-    segment, length, missing_bytes = 0, 0, 0
+    """Do as `next_row`, for a row that holds long lengths or ends in another part of the table."""
+    segment, length, missing_bytes, end = 0, 0, 0, integer(0)
     while segment < across:
         if at == part_end:
             if at >= table_end:
@@ -96,6 +71,39 @@ def next_row(
             ends[segment] = end
         segment, length = segment + 1, 0
     return at, part_end, end
+
+
+@helper
+def next_row(
+    source: Pointer, at: int, part_end: int, table_end: int, across: int, count: int, ends: Pointer
+) -> tuple[int, int, int]:
+    """Read the lengths of one row of segments.
+
+    Args:
+        source: The file.
+        at: Where the table is read next.
+        part_end: Where the current part of the table ends.
+        table_end: Where the table ends.
+        across: Segments of a row.
+        count: How many of them to fill into `ends`.
+        ends: Filled with where the first `count` segments end, markers included, from the start of the row.
+
+    Returns:
+        `at` and `part_end` after the row, and the bytes of the row, -1 where the table holds a length of 0 or ends.
+    """
+    if at + across <= part_end:
+        total, special = 0, False
+        for i in range(across):
+            length = integer(source[at + i])
+            total += length + 2
+            special |= (length == 0) | (length == LONG_LENGTH)
+        if not special:
+            end = integer(0)
+            for i in range(count):
+                end += integer(source[at + i]) + 2
+                ends[i] = end
+            return at + across, part_end, total
+    return _next_row_by_bytes(source, at, part_end, table_end, across, count, ends)
 
 
 @helper

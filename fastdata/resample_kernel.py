@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from fastdata._native import (
     Pointer,
+    _intrinsic,
     compiled,
     copy_bytes,
     double_pointer,
@@ -40,13 +40,15 @@ _LANES = 16
 """Rows of a block, and bytes that a transposition moves at once."""
 _PIXEL_BYTES = 3 * _LANES
 """One pixel of a transposed block: 16 rows of each channel; also the granule of a row in the second pass."""
+_TABLES_BYTES = 2 * 8 * _LANES
+"""Of the places of 16 rows: of the source, and of a block."""
 _READ_FROM, _READ_COUNT, _FEWER, _TAPS, _BEGINS = range(5)
 """Of an axis that was worked out, in int64: the first pixel of the image that the filter reads and how many, the pixels
 that the axis loses, the taps of its filter; then the first pixel of each sum, and the weights (int32) behind these."""
 
 
-@intrinsic
-def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offsets: Any) -> Any:
+@_intrinsic
+def _transpose(_typing: Any, to: Any, to_stride: Any, source: Any, offsets: Any) -> Any:
     """Transpose 16 x 16 bytes: row i is read at ``source + offsets[i]``, column i written at ``to + i * to_stride``."""
     signature = types.void(types.intp, types.intp, types.intp, types.intp)
 
@@ -76,8 +78,8 @@ def _transpose(typing_context: Any, to: Any, to_stride: Any, source: Any, offset
     return signature, generate
 
 
-@intrinsic
-def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights: Any, taps: Any) -> Any:
+@_intrinsic
+def _weighted_sum(_typing: Any, to: Any, source: Any, step: Any, weights: Any, taps: Any) -> Any:
     """Write 48 bytes at `to`: the sum over t < taps of weights[t] (int32) * the 48 bytes at ``source + t * step``."""
     signature = types.void(types.intp, types.intp, types.intp, types.intp, types.intp)
 
@@ -129,12 +131,6 @@ def _weighted_sum(typing_context: Any, to: Any, source: Any, step: Any, weights:
 
 
 @helper
-def _axis_bytes(available: int, size: int) -> int:
-    """Return the memory that an axis takes at most: no filter has more taps than there are pixels."""
-    return 8 * (_BEGINS + size) + (4 * size + 8 + 4) * available
-
-
-@helper
 def _work_out_axis(plan: Pointer, reduction: int, place: int, available: int, memory: int) -> int:
     """Write Pillow's filter of an axis to `memory`, as `_BEGINS` and its kind say.
 
@@ -174,8 +170,8 @@ def _work_out_axis(plan: Pointer, reduction: int, place: int, available: int, me
         length - full,
         taps,
     )
-    weights_at = memory + 8 * (_BEGINS + size)
-    shares_at = weights_at + (4 * size * taps + 7) // 8 * 8
+    weights_at: int = memory + 8 * (_BEGINS + size)
+    shares_at: int = weights_at + (4 * size * taps + 7) // 8 * 8
     weights, shares = signed_word_pointer(weights_at), double_pointer(shares_at)
     zero_bytes(weights_at, 4 * size * taps)
     inverse = 1.0 / support
@@ -245,23 +241,6 @@ def _filter_columns(
             )  # fmt: skip
 
 
-_TABLES_BYTES = 2 * 8 * _LANES
-"""Of the places of 16 rows: of the source, and of a block."""
-
-
-@helper
-def _scratch_bytes(height: int, width: int, out_height: int, out_width: int) -> int:
-    """Return what a resize of all of an image needs at most.
-
-    That is: two axes, rows moved apart, tables, a block and its result, the result, what lies between the passes.
-    """
-    stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
-    width = larger(width, _LANES)
-    between = larger((height + _LANES - 1) // _LANES * _LANES * stride, out_height * width * 3)
-    passes = (height + width) * _PIXEL_BYTES + _TABLES_BYTES + (_LANES + out_height + _LANES) * stride + between
-    return _axis_bytes(height, out_height) + _axis_bytes(width, out_width) + passes
-
-
 @compiled
 def resample(
     image: NDArray[np.uint8],
@@ -276,61 +255,55 @@ def resample(
     """Resize and return 0; or do nothing and return the scratch bytes it takes, or -1 for arguments that do not fit."""
     plan_at = integer(plans.ctypes.data) + 8 * PLAN_FIELDS * row
     plan = long_pointer(plan_at)
-    out_height, out_width = plan[4], plan[AXIS_FIELDS + 4]
-    if out.shape[1] != out_height or out.shape[2] != out_width or not 0 <= index < out.shape[0]:
+    height, width, out_height, out_width = image.shape[0], image.shape[1], plan[4], plan[AXIS_FIELDS + 4]
+    fits = out.shape[1] == out_height and out.shape[2] == out_width and image.shape[2] == 3 and out.shape[3] == 3
+    if not fits or not 0 <= index < out.shape[0]:
         return -1
-    if image.shape[2] != 3 or out.shape[3] != 3:
-        return -1
-    need = _scratch_bytes(image.shape[0], image.shape[1], out_height, out_width)
+    result_stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
+    # Both axes (no filter has more taps than there are pixels), rows moved apart or a block, the result of a block, the
+    # result, and what lies between the passes; rows and columns rounded up.
+    need: int = (4 * out_height + 12 + _PIXEL_BYTES) * height + (4 * out_width + 12 + _PIXEL_BYTES) * (width + _LANES)
+    need += (height + out_height + 3 * _LANES) * result_stride + out_height * (8 + 3 * width + _PIXEL_BYTES)
+    need += 8 * out_width + 1024
     if scratch.size < need:
         return need
     rows = integer(scratch.ctypes.data)
-    columns = _work_out_axis(plan, plan[REDUCTION], top, image.shape[0], rows)
-    if columns == 0:
-        return -1
-    free = _work_out_axis(long_pointer(plan_at + 8 * AXIS_FIELDS), plan[REDUCTION], left, image.shape[1], columns)
+    columns = _work_out_axis(plan, plan[REDUCTION], top, height, rows)
+    free = integer(0)
+    if columns:
+        free = _work_out_axis(long_pointer(plan_at + 8 * AXIS_FIELDS), plan[REDUCTION], left, width, columns)
     if free == 0:
         return -1
-    target = integer(out.ctypes.data) + index * out_height * out_width * 3
-    source = integer(image.ctypes.data)
-    _run_passes(source, image.shape[1] * 3, rows, out_height, columns, out_width, plan[FLIP] != 0, target, free)
-    return 0
 
-
-@helper
-def _run_passes(
-    image: int, image_stride: int, rows: int, out_height: int, columns: int, out_width: int, flip: bool, out: int,
-    free: int,
-) -> None:  # fmt: skip
-    """Filter along both axes, given the addresses of the image, the worked out axes, the result and free memory."""
     by_row, by_column = long_pointer(rows), long_pointer(columns)
-    image += by_row[_READ_FROM] * image_stride + by_column[_READ_FROM] * 3
+    source, source_stride = integer(image.ctypes.data), width * 3
+    source += by_row[_READ_FROM] * source_stride + by_column[_READ_FROM] * 3
     height, width = by_row[_READ_COUNT], by_column[_READ_COUNT]
-    result_stride = (out_width + _LANES - 1) // _LANES * _PIXEL_BYTES
     # Pillow 13 filters along the columns first where the height shrinks far more than the width; before, it never did
     # (python-pillow/Pillow#9549). It shows, by one grey level here and there, since the first pass rounds. The rule
     # of 13 holds here whatever version is installed.
-    columns_first = by_row[_FEWER] > 0 and by_row[_FEWER] > 2 * by_column[_FEWER]
+    columns_first = by_row[_FEWER] > larger(0, 2 * by_column[_FEWER])
 
     if width < _LANES:  # no vector fits into a row: move the rows apart; what lies between has no weight
-        for row in range(height):
-            copy_bytes(free + row * _PIXEL_BYTES, image + row * image_stride, width * 3)
-        image, image_stride, width = free, _PIXEL_BYTES, _LANES
+        for y in range(height):
+            copy_bytes(free + y * _PIXEL_BYTES, source + y * source_stride, width * 3)
+        source, source_stride, width = free, integer(_PIXEL_BYTES), integer(_LANES)
         free += height * _PIXEL_BYTES
     block = free
     free += _TABLES_BYTES + width * _PIXEL_BYTES + result_stride * _LANES
+    target = integer(out.ctypes.data) + index * out_height * out_width * 3
     exact = out_width % _LANES == 0 and out_height % _LANES == 0
-    result = out
-    if not exact:
-        result = free
-        free += (out_height + _LANES - 1) // _LANES * _LANES * result_stride
+    result = target if exact else free
+    free += 0 if exact else (out_height + _LANES - 1) // _LANES * _LANES * result_stride
 
+    flip = plan[FLIP] != 0
     if columns_first:
-        _filter_columns(image, image_stride, width * 3, rows, out_height, free, width * 3)
+        _filter_columns(source, source_stride, width * 3, rows, out_height, free, width * 3)
         _filter_rows(free, width * 3, out_height, width, columns, out_width, flip, result, result_stride, block)
     else:
-        _filter_rows(image, image_stride, height, width, columns, out_width, flip, free, result_stride, block)
+        _filter_rows(source, source_stride, height, width, columns, out_width, flip, free, result_stride, block)
         _filter_columns(free, result_stride, result_stride, rows, out_height, result, result_stride)
     if not exact:
         for y in range(out_height):
-            copy_bytes(out + y * out_width * 3, result + y * result_stride, out_width * 3)
+            copy_bytes(target + y * out_width * 3, result + y * result_stride, out_width * 3)
+    return 0
