@@ -16,6 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+# ruff: noqa: ARG001  (numba fixes the parameters of an intrinsic)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 """Contiguous bytes."""
@@ -23,9 +25,17 @@ Pointer = Any
 """A pointer inside a kernel: indexes like an array."""
 
 
+_OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+"""Of all kernels. numpy's error model spares each division a way to raise, which took a tenth of the time to compile;
+kernels divide by what they have checked."""
+
+
 def compiled(function: Function) -> Function:
-    """Compile `function` with numba on its first call: without the GIL, kept on disk for the next process."""
-    return cast(Function, numba.njit(nogil=True, cache=True)(function))
+    """Compile `function` with numba on its first call: without the GIL, kept on disk for the next process.
+
+    A division by zero does not raise: it gives 0, or an infinity or NaN of floats.
+    """
+    return cast(Function, numba.njit(cache=True, **_OPTIONS)(function))
 
 
 def helper(function: Function) -> Function:
@@ -33,14 +43,18 @@ def helper(function: Function) -> Function:
 
     They become part of those kernels, on disk too, so nothing is made to call them from Python: that would take as long
     to compile again.
+
+    Each one takes numba about 20 ms and each statement about one, once for every combination of argument types; LLVM
+    then optimizes a helper anew within every kernel and helper above it. So the first batch comes sooner where calls
+    are few levels deep, arguments are integers and pointers, and nothing calls ``max``, ``min``, ``abs`` or NumPy's
+    functions, which are helpers of numba's own (see `larger` and `smaller`).
     """
-    return cast(Function, numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return cast(Function, numba.njit(no_cpython_wrapper=True, **_OPTIONS)(function))
 
 
 def inlined(function: Function) -> Function:
     """Like `helper`, always inlined."""
-    wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return cast(Function, numba.njit(nogil=True, forceinline=True, **wrappers)(function))
+    return cast(Function, numba.njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)(function))
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:
@@ -72,20 +86,71 @@ byte_pointer = _pointer_to(types.uint8)
 short_pointer = _pointer_to(types.uint16)
 signed_short_pointer = _pointer_to(types.int16)
 word_pointer = _pointer_to(types.uint32)
+signed_word_pointer = _pointer_to(types.int32)
 long_pointer = _pointer_to(types.int64)
+double_pointer = _pointer_to(types.float64)
 
 
 @_intrinsic
-def _copy(_typing: Any, target: Any, source: Any, count: Any) -> Any:
-    """Call memcpy on two int64 addresses."""
+def copy_bytes(_typing: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy `count` bytes between two int64 addresses that do not overlap (memcpy). For kernels."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         byte_pointer = ir.IntType(8).as_pointer()
         to, from_ = builder.inttoptr(args[0], byte_pointer), builder.inttoptr(args[1], byte_pointer)
         cgutils.raw_memcpy(builder, to, from_, args[2], 1)
-        return cgutils.get_null_value(ir.IntType(8).as_pointer())
+        return context.get_dummy_value()
 
-    return types.voidptr(target, source, count), generate
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@_intrinsic
+def zero_bytes(_typing: Any, target: Any, count: Any) -> Any:
+    """Write `count` zeros at an int64 address (memset). For kernels."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        cgutils.memset(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _read_bits(bits: int) -> Any:
+    """Return an intrinsic that reads an unsigned integer (of 64 bits: signed) at any byte of a uint8 pointer."""
+
+    @_intrinsic
+    def read(_typing: Any, data: Any, _at: Any, _highest_first: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            data, at, highest_first = args
+            place = builder.bitcast(builder.gep(data, [at]), ir.IntType(bits).as_pointer())
+            value = builder.load(place, align=1)
+            value = builder.select(highest_first, builder.bswap(value), value)
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
+
+        return types.int64(data, types.int64, types.boolean), generate
+
+    return read
+
+
+read_u16, read_u32, read_i64 = _read_bits(16), _read_bits(32), _read_bits(64)
+"""``(data, at, highest_first)`` to an int64, for kernels. numba compiles for little-endian processors only."""
+
+
+def _chosen_by(comparison: str) -> Any:
+    """Return an intrinsic that returns the one of two int64 for which ``first comparison second`` holds."""
+
+    @_intrinsic
+    def choose(_typing: Any, _first: Any, _second: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return builder.select(builder.icmp_signed(comparison, *args), *args)
+
+        return types.int64(types.int64, types.int64), generate
+
+    return choose
+
+
+larger, smaller = _chosen_by(">"), _chosen_by("<")
+"""``max`` and ``min`` of two integers, for kernels: numba's own are helpers, which take longer to compile."""
 
 
 @_intrinsic
@@ -98,33 +163,8 @@ def count_leading_zeros(_typing: Any, _value: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@inlined
-def integer(value: Any) -> int:
-    """Widen to int64. For kernels: numba keeps uint8 unsigned, and int64 with uint64 gives float64."""
-    return np.int64(value)  # type: ignore[return-value]
-
-
-@_intrinsic
-def _zero(_typing: Any, target: Any, count: Any) -> Any:
-    """Call memset with 0 on an int64 address."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1], 0)
-        return cgutils.get_null_value(ir.IntType(8).as_pointer())
-
-    return types.voidptr(target, count), generate
-
-
-@inlined
-def zero_bytes(target: int, count: int) -> None:
-    """Write `count` zeros at an address."""
-    _zero(target, count)
-
-
-@inlined
-def copy_bytes(target: int, source: int, count: int) -> None:
-    """Copy `count` bytes between two addresses that do not overlap."""
-    _copy(target, source, count)
+integer = cast("Callable[[Any], int]", np.int64)
+"""Widen to int64. For kernels: numba keeps uint8 unsigned, and int64 with uint64 gives float64."""
 
 
 @compiled

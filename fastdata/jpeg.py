@@ -13,7 +13,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Buffer, Pointer, byte_pointer, compiled, helper, inlined, integer, locate, long_pointer
+from fastdata._native import (
+    Buffer,
+    Pointer,
+    byte_pointer,
+    compiled,
+    helper,
+    integer,
+    larger,
+    locate,
+    long_pointer,
+    read_i64,
+    read_u16,
+    read_u32,
+)
 from fastdata.spec import PIXEL_LIMIT
 
 REFUSALS: Final = (
@@ -55,6 +68,11 @@ TABLE_PREFIX_BYTES: Final = 12
 END_SEARCH_BYTES: Final = 65_536
 """How far from the end of the file the end-of-image marker is looked for: junk and second pictures may follow it."""
 
+_JFIF_SIGNATURE: Final = int.from_bytes(b"JFIF\x00", "big")
+_EXIF_SIGNATURE: Final = int.from_bytes(b"Exif\x00\x00", "big")
+_ADOBE_SIGNATURE: Final = int.from_bytes(b"Adobe", "big")
+_TABLE_OPENING: Final = int.from_bytes(TABLE_SIGNATURE[:8], "big")
+
 _NAMES: Final = (
     "refusal width height components precision process sampling mcu_width mcu_height orientation adobe jfif "
     "restart_interval sof_offset scan_offset scan_components end_offset table_offset table_end"
@@ -87,9 +105,7 @@ HEADER_FIELDS: Final = len(_NAMES)
 
 def read_header(data: Buffer) -> JpegHeader:
     """Read the header of one file. Never raises for what the bytes hold: see `JpegHeader.refusal`."""
-    row = np.empty(HEADER_FIELDS, np.int64)
-    _read_header(np.frombuffer(data, np.uint8), row)
-    return JpegHeader(*row.tolist())
+    return JpegHeader(*read_headers((data,)).item())
 
 
 def read_headers(buffers: Sequence[Buffer]) -> NDArray[np.void]:
@@ -103,7 +119,7 @@ def read_headers(buffers: Sequence[Buffer]) -> NDArray[np.void]:
 
 def read_headers_at(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.void]:
     """Like `read_headers`, on files that lie at addresses the caller keeps alive (see `fastdata._native.locate`)."""
-    rows = np.empty((len(addresses), HEADER_FIELDS), np.int64)
+    rows = np.zeros((len(addresses), HEADER_FIELDS), np.int64)
     _read_headers(addresses, lengths, rows)
     return rows.view(HEADER_DTYPE).reshape(len(addresses))
 
@@ -162,20 +178,6 @@ class JpegHeader:
         return self.table_offset > 0
 
 
-@inlined
-def _u16(data: Pointer, at: int) -> int:
-    return (integer(data[at]) << 8) | integer(data[at + 1])
-
-
-@inlined
-def _tiff(data: Pointer, at: int, count: int, big: bool) -> int:
-    """Read a `count`-byte unsigned integer of a TIFF structure."""
-    value = 0
-    for i in range(count):
-        value |= integer(data[at + i]) << (8 * (count - 1 - i if big else i))
-    return value
-
-
 @helper
 def _orientation(data: Pointer, start: int, end: int) -> int:
     """Return the orientation that the TIFF structure in ``data[start:end]`` gives, 1 where it gives none."""
@@ -183,22 +185,25 @@ def _orientation(data: Pointer, start: int, end: int) -> int:
         return 1
     big = data[start] == 0x4D and data[start + 1] == 0x4D
     little = data[start] == 0x49 and data[start + 1] == 0x49
-    if not (big or little) or _tiff(data, start + 2, 2, big) != 42:
+    if not (big or little) or read_u16(data, start + 2, big) != 42:
         return 1
-    directory = start + _tiff(data, start + 4, 4, big)
+    directory = start + read_u32(data, start + 4, big)
     if directory + 2 > end:
         return 1
-    found = 1
-    for entry in range(_tiff(data, directory, 2, big)):
+    found = integer(1)
+    for entry in range(read_u16(data, directory, big)):
         at = directory + 2 + 12 * entry
         if at + 12 > end:
             break
-        kind = _tiff(data, at + 2, 2, big)
-        if _tiff(data, at, 2, big) != 0x0112 or _tiff(data, at + 4, 4, big) != 1:
+        kind = read_u16(data, at + 2, big)
+        if read_u16(data, at, big) != 0x0112 or read_u32(data, at + 4, big) != 1:
             continue
-        # BYTE, SHORT, LONG; a repeated tag counts at its last place, as in Pillow.
-        if kind == 1 or kind == 3 or kind == 4:
-            found = _tiff(data, at + 8, 1 if kind == 1 else (2 if kind == 3 else 4), big)
+        if kind == 1:  # BYTE; a repeated tag counts at its last place, as in Pillow
+            found = integer(data[at + 8])
+        elif kind == 3:  # SHORT
+            found = read_u16(data, at + 8, big)
+        elif kind == 4:  # LONG
+            found = read_u32(data, at + 8, big)
     return found if 1 <= found <= 8 else 1
 
 
@@ -213,88 +218,61 @@ def _frame(data: Pointer, at: int, length: int, row: Pointer) -> bool:
     row[_SOF_OFFSET] = at
     row[_PROCESS] = data[at + 1] - 0xC0
     row[_PRECISION] = data[at + 4]
-    row[_HEIGHT] = _u16(data, at + 5)
-    row[_WIDTH] = _u16(data, at + 7)
+    row[_HEIGHT] = read_u16(data, at + 5, True)
+    row[_WIDTH] = read_u16(data, at + 7, True)
     row[_COMPONENTS] = count
-    widest, tallest = 1, 1
+    widest, tallest = integer(1), integer(1)
     for i in range(count):
         factors = integer(data[at + 11 + 3 * i])
         across, down = factors >> 4, factors & 15
         if across < 1 or across > 4 or down < 1 or down > 4:
             return False
-        widest, tallest = max(widest, across), max(tallest, down)
+        widest, tallest = larger(widest, across), larger(tallest, down)
         if i < 4:
             row[_SAMPLING] |= factors << (8 * i)
     # A scan of one component is not interleaved: its MCU is one block, whatever the factors say (T.81, A.2.2).
     row[_MCU_WIDTH] = 8 * (1 if count == 1 else widest)
     row[_MCU_HEIGHT] = 8 * (1 if count == 1 else tallest)
-    return bool(row[_WIDTH] > 0)
-
-
-@inlined
-def _has(data: Pointer, at: int, end: int, text: bytes) -> bool:
-    if at + len(text) > end:
-        return False
-    for i in range(len(text)):
-        if data[at + i] != text[i]:
-            return False
-    return True
+    return row[_WIDTH] > 0  # type: ignore[no-any-return]
 
 
 @helper
-def _application(data: Pointer, at: int, length: int, row: Pointer, exif_seen: bool) -> bool:
-    """Read an APPn segment whose marker is at `at`; return whether an Exif segment has been seen by now."""
-    marker, start, end = data[at + 1], at + 4, at + 2 + length
-    if marker == 0xE0 and _has(data, start, end, b"JFIF\x00"):
+def _application(data: Pointer, at: int, end: int, row: Pointer) -> None:
+    """Read the APPn segment in ``data[at:end]``. The orientation in `row` is 0 until an Exif segment has been seen."""
+    marker, start, size = data[at + 1], at + 4, end - at - 4
+    if size < 8:  # too short for any of these
+        return
+    opening = read_i64(data, start, True)
+    if marker == 0xE0 and opening >> 24 == _JFIF_SIGNATURE:
         row[_JFIF] = 1
-    elif marker == 0xE1 and not exif_seen and _has(data, start, end, b"Exif\x00\x00"):
+    elif marker == 0xE1 and row[_ORIENTATION] == 0 and opening >> 16 == _EXIF_SIGNATURE:
         row[_ORIENTATION] = _orientation(data, start + 6, end)
-        return True
-    elif marker == 0xEE and _has(data, start, end, b"Adobe") and end - start >= 12:
+    elif marker == 0xEE and opening >> 24 == _ADOBE_SIGNATURE and size >= 12:
         row[_ADOBE] = data[start + 11]
-    elif marker == TABLE_MARKER and _has(data, start, end, TABLE_SIGNATURE) and end - start >= TABLE_PREFIX_BYTES:
-        _note_table_part(at, end, row)
-    return exif_seen
-
-
-@inlined
-def _note_table_part(at: int, end: int, row: Pointer) -> None:
-    """Extend the segment table by the part at `at`; a table in two places is none (-1)."""
-    if row[_TABLE_OFFSET] == 0:
-        row[_TABLE_OFFSET] = at
-    elif row[_TABLE_END] != at:
-        row[_TABLE_OFFSET] = -1
-    row[_TABLE_END] = end
-
-
-@helper
-def _scan(data: Pointer, at: int, length: int, row: Pointer) -> bool:
-    """Read the SOS segment whose marker is at `at`; return whether it is well-formed and has its frame."""
-    if row[_SOF_OFFSET] == 0 or length < 8 or length != 6 + 2 * integer(data[at + 4]):
-        return False
-    row[_SCAN_COMPONENTS] = data[at + 4]
-    row[_SCAN_OFFSET] = at + 2 + length
-    return True
+    elif marker == TABLE_MARKER and size >= TABLE_PREFIX_BYTES and opening == _TABLE_OPENING and data[start + 8] == 0:
+        if row[_TABLE_OFFSET] == 0:
+            row[_TABLE_OFFSET] = at
+        elif row[_TABLE_END] != at:
+            row[_TABLE_OFFSET] = -1  # a table in two places is none
+        row[_TABLE_END] = end
 
 
 @helper
 def _segment(data: Pointer, at: int, length: int, row: Pointer) -> bool:
-    """Read the segment at `at`, other than APPn; return whether it is well-formed."""
+    """Read the segment at `at`, other than APPn; return whether it is well-formed and, of a scan, has its frame."""
     marker = data[at + 1]
     if marker == 0xDA:
-        return _scan(data, at, length, row)
+        if row[_SOF_OFFSET] == 0 or length < 8 or length != 6 + 2 * integer(data[at + 4]):
+            return False
+        row[_SCAN_COMPONENTS] = data[at + 4]
+        row[_SCAN_OFFSET] = at + 2 + length
+        return True
     if marker == 0xDD:
-        row[_RESTART_INTERVAL] = _u16(data, at + 4) if length == 4 else 0
+        row[_RESTART_INTERVAL] = read_u16(data, at + 4, True) if length == 4 else 0
         return length == 4
     if 0xC0 <= marker <= 0xCF and marker != 0xC4 and marker != 0xC8 and marker != 0xCC:
-        return bool(row[_SOF_OFFSET] == 0) and _frame(data, at, length, row)
+        return row[_SOF_OFFSET] == 0 and _frame(data, at, length, row)
     return True
-
-
-@inlined
-def _has_length(marker: int) -> bool:
-    """Whether a segment may open with `marker`: no restart, start, end or hierarchical marker, no reserved one."""
-    return marker >= 0xC0 and not (0xD0 <= marker <= 0xD9 or marker == 0xDE or marker == 0xDF)
 
 
 @helper
@@ -302,20 +280,22 @@ def _markers(data: Pointer, size: int, row: Pointer) -> int:
     """Follow the markers up to the first scan, filling `row`; return TAKEN, NOT_A_JPEG, DAMAGED or UNUSUAL."""
     if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
         return NOT_A_JPEG
-    at, exif_seen = integer(2), False  # a literal would be a type of its own: every helper compiled twice
+    at = integer(2)
     while row[_SCAN_OFFSET] == 0:
         if at + 4 > size:
             return DAMAGED
-        if data[at] == 0xFF and data[at + 1] == 0xFF:  # fill byte (T.81, B.1.1.2)
+        marker = integer(data[at + 1])
+        if data[at] == 0xFF and marker == 0xFF:  # fill byte (T.81, B.1.1.2)
             at += 1
             continue
-        if data[at] != 0xFF or not _has_length(data[at + 1]):
+        # Restart, start, end and hierarchical markers have no length, and none is expected here; others are reserved.
+        if data[at] != 0xFF or marker < 0xC0 or 0xD0 <= marker <= 0xD9 or marker == 0xDE or marker == 0xDF:
             return UNUSUAL  # such as junk between segments, which some decoders skip
-        length = _u16(data, at + 2)
+        length = read_u16(data, at + 2, True)
         if length < 2 or at + 2 + length > size:
             return DAMAGED
-        if 0xE0 <= data[at + 1] <= 0xEF:
-            exif_seen = _application(data, at, length, row, exif_seen)
+        if 0xE0 <= marker <= 0xEF:
+            _application(data, at, at + 2 + length, row)
         elif not _segment(data, at, length, row):
             return DAMAGED
         at += 2 + length
@@ -325,31 +305,13 @@ def _markers(data: Pointer, size: int, row: Pointer) -> int:
 @helper
 def _end_offset(data: Pointer, size: int, start: int) -> int:
     """Return where the last end-of-image marker lies, or -1 where none does near the end."""
-    last = size - 2
-    for at in range(last, max(start, last - END_SEARCH_BYTES) - 1, -1):
+    at = size - 2
+    least = larger(start, at - END_SEARCH_BYTES)
+    while at >= least:
         if data[at] == 0xFF and data[at + 1] == 0xD9:
             return at
+        at -= 1
     return -1
-
-
-@helper
-def _is_rgb(data: Pointer, row: Pointer) -> bool:
-    """Whether three components hold RGB, by the rule that libjpeg follows."""
-    if row[_JFIF]:
-        return False
-    if row[_ADOBE] >= 0:
-        return bool(row[_ADOBE] == 0)
-    first = row[_SOF_OFFSET] + 10
-    return bool(data[first] == 0x52 and data[first + 3] == 0x47 and data[first + 6] == 0x42)
-
-
-@inlined
-def _sampling_is_usual(components: int, sampling: int) -> bool:
-    """Whether the factors are those of gray, 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 or 4:4:1 in their plain form."""
-    if components == 1:
-        return True
-    luma, rest = sampling & 0xFF, sampling >> 8
-    return rest == 0x1111 and luma in (0x11, 0x21, 0x22, 0x12, 0x41, 0x14)
 
 
 @helper
@@ -366,36 +328,29 @@ def _refusal(data: Pointer, row: Pointer) -> int:
         return NO_HEIGHT
     if row[_WIDTH] * row[_HEIGHT] > PIXEL_LIMIT:
         return TOO_LARGE
-    if row[_COMPONENTS] == 3 and _is_rgb(data, row):
-        return RGB_CODED
-    if not _sampling_is_usual(row[_COMPONENTS], row[_SAMPLING]):
-        return SAMPLING
-    if row[_END_OFFSET] < 0:
-        return NO_END
-    return TAKEN
-
-
-@helper
-def parse_header(data: Pointer, size: int, row: Pointer) -> None:
-    """Fill `row` with the header of one file of `size` bytes, as `HEADER_DTYPE` says. For kernels."""
-    for i in range(HEADER_FIELDS):
-        row[i] = 0
-    row[_ORIENTATION], row[_ADOBE], row[_END_OFFSET] = 1, -1, -1
-    row[_REFUSAL] = _markers(data, size, row)
-    if row[_REFUSAL] != TAKEN:
-        return
-    row[_TABLE_OFFSET] = max(row[_TABLE_OFFSET], 0)
-    row[_END_OFFSET] = _end_offset(data, size, row[_SCAN_OFFSET])
-    row[_REFUSAL] = _refusal(data, row)
-
-
-@compiled
-def _read_header(data: NDArray[np.uint8], row: NDArray[np.int64]) -> None:
-    parse_header(byte_pointer(data.ctypes.data), integer(data.size), long_pointer(row.ctypes.data))
+    if row[_COMPONENTS] == 3:
+        # RGB by the rule that libjpeg follows: Adobe's transform 0, or without Adobe's segment, components "RGB".
+        ids = row[_SOF_OFFSET] + 10
+        named_rgb = data[ids] == 0x52 and data[ids + 3] == 0x47 and data[ids + 6] == 0x42
+        if row[_JFIF] == 0 and (row[_ADOBE] == 0 or (row[_ADOBE] < 0 and named_rgb)):
+            return RGB_CODED
+        # 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1 in their plain form: chroma 1 x 1, luma up to 4 samples, not 3.
+        across, down = (row[_SAMPLING] >> 4) & 15, row[_SAMPLING] & 15
+        if row[_SAMPLING] >> 8 != 0x1111 or across * down > 4 or across == 3 or down == 3:
+            return SAMPLING
+    return NO_END if row[_END_OFFSET] < 0 else TAKEN
 
 
 @compiled
 def _read_headers(addresses: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    """Fill rows of zeros as `HEADER_DTYPE` says."""
     for i in range(len(addresses)):
+        data, size = byte_pointer(addresses[i]), lengths[i]
         row = long_pointer(integer(rows.ctypes.data) + 8 * HEADER_FIELDS * i)
-        parse_header(byte_pointer(addresses[i]), lengths[i], row)
+        row[_ADOBE], row[_END_OFFSET] = -1, -1
+        row[_REFUSAL] = _markers(data, size, row)
+        row[_ORIENTATION] = larger(row[_ORIENTATION], 1)
+        if row[_REFUSAL] == TAKEN:
+            row[_TABLE_OFFSET] = larger(row[_TABLE_OFFSET], 0)
+            row[_END_OFFSET] = _end_offset(data, size, row[_SCAN_OFFSET])
+            row[_REFUSAL] = _refusal(data, row)

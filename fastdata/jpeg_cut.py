@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata import jpeg
 from fastdata._native import (
     Buffer,
     Pointer,
@@ -26,11 +25,30 @@ from fastdata._native import (
     compiled,
     copy_bytes,
     helper,
-    inlined,
     integer,
+    larger,
     locate,
     long_pointer,
+    smaller,
     zero_bytes,
+)
+from fastdata.jpeg import (
+    _COMPONENTS,
+    _END_OFFSET,
+    _HEIGHT,
+    _MCU_HEIGHT,
+    _MCU_WIDTH,
+    _PROCESS,
+    _REFUSAL,
+    _RESTART_INTERVAL,
+    _SCAN_COMPONENTS,
+    _SCAN_OFFSET,
+    _SOF_OFFSET,
+    _TABLE_END,
+    _TABLE_OFFSET,
+    _WIDTH,
+    HEADER_FIELDS,
+    read_headers_at,
 )
 from fastdata.jpeg_segments import next_row, parts_fit
 
@@ -46,13 +64,15 @@ _FIRST_FACTORS: Final = 11
 """Bytes from a frame header's marker to the sampling factors of its first component."""
 _ONE_BY_ONE: Final = 0x11
 """Sampling factors, horizontal and vertical, as a frame header holds them."""
+_ROW_SEGMENTS: Final = 65_536 // 8
+"""Of the widest JPEG, at most: segments are whole MCUs."""
 _OUTCOME, _TOP, _LEFT, _CUT_HEIGHT, _CUT_WIDTH, _BYTES = range(CUT_FIELDS)
 
 
 def locate_files(buffers: Sequence[Buffer]) -> Files:
     """Find out where files lie in memory and read their headers."""
     addresses, lengths = locate(buffers)
-    return Files(tuple(buffers), addresses, lengths, jpeg.read_headers_at(addresses, lengths))
+    return Files(tuple(buffers), addresses, lengths, read_headers_at(addresses, lengths))
 
 
 def plan_cuts(files: Files, windows: NDArray[np.int64]) -> NDArray[np.void]:
@@ -66,7 +86,15 @@ def plan_cuts(files: Files, windows: NDArray[np.int64]) -> NDArray[np.void]:
         (n,) structured array of `CUT_DTYPE`.
     """
     plans = np.empty((len(files.addresses), CUT_FIELDS), np.int64)
-    _plan_all(files.addresses, files.lengths, _matrix(files.headers), np.ascontiguousarray(windows, np.int64), plans)
+    windows = np.ascontiguousarray(windows, np.int64)
+    _plan_all(
+        files.addresses,
+        files.lengths,
+        _matrix(files.headers),
+        np.ascontiguousarray(windows, np.int64),
+        plans,
+        _row_ends(),
+    )
     return plans.view(CUT_DTYPE).reshape(len(plans))
 
 
@@ -90,20 +118,9 @@ def write_cuts(
     ends = np.append(starts[1:], out.size)[: len(starts)]
     if (starts < 0).any() or (starts + np.maximum(plans["bytes"], padded_bytes) > ends).any():
         raise ValueError("starts: cuts overlap or leave `out`")
-    _write_all(files.addresses, files.lengths, _matrix(files.headers), _matrix(plans), out, starts, padded_bytes)
-
-
-def cut_padded(files: Files, windows: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.void]]:
-    """Cut files into one array padded with zeros, which decoders read over; files that stay whole are copied.
-
-    Returns:
-        (n, longest) uint8, and (n,) structured array of `CUT_DTYPE`.
-    """
-    plans = plan_cuts(files, windows)
-    longest = int(plans["bytes"].max(initial=0))
-    out = np.zeros((len(plans), longest), np.uint8)  # the system's zero pages: padding costs nothing until it is read
-    write_cuts(files, plans, out.reshape(-1), np.arange(len(plans)) * longest)
-    return out, plans
+    _write_all(
+        files.addresses, files.lengths, _matrix(files.headers), _matrix(plans), out, starts, padded_bytes, _row_ends()
+    )
 
 
 def unsample_gray(files: Files, plans: NDArray[np.void], out: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
@@ -156,7 +173,7 @@ def cut_all(
         raise ValueError(f"out: {len(out)} bytes, at least {needed} are needed")
     plans = np.empty((len(files.addresses), CUT_FIELDS), np.int64)
     windows = np.ascontiguousarray(windows, np.int64)
-    _cut_all(files.addresses, files.lengths, _matrix(files.headers), windows, plans, out)
+    _cut_all(files.addresses, files.lengths, _matrix(files.headers), windows, plans, out, _row_ends())
     view, pieces, end = out.data, list(files.buffers), 0
     for i in np.flatnonzero(plans[:, _OUTCOME] == CUT).tolist():
         start, end = end, end + int(plans[i, _BYTES])
@@ -179,9 +196,10 @@ def cut(data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] 
         out = np.empty(len(data), np.uint8)
     elif len(out) < len(data):
         raise ValueError(f"out: {len(out)} bytes, at least {len(data)} are needed")
-    rows = np.empty(jpeg.HEADER_FIELDS + CUT_FIELDS, np.int64)
-    _cut_one(np.frombuffer(data, np.uint8), *window, rows, out)
-    where = Cut(*rows[jpeg.HEADER_FIELDS :].tolist())
+    addresses, lengths = locate((data,))
+    headers, plans = read_headers_at(addresses, lengths), np.empty((1, CUT_FIELDS), np.int64)
+    _cut_all(addresses, lengths, _matrix(headers), np.array([window], np.int64), plans, out, _row_ends())
+    where = Cut(*plans[0].tolist())
     return (out.data[: where.bytes] if where.outcome == CUT else data), where
 
 
@@ -218,140 +236,125 @@ class Cut:
     """Size of the cut file."""
 
 
+def _row_ends() -> NDArray[np.int64]:
+    """Return memory for the ends of a row's segments, a 0 before them.
+
+    A kernel that made it would take longer to compile.
+    """
+    ends = np.empty(1 + _ROW_SEGMENTS, np.int64)
+    ends[0] = 0
+    return ends
+
+
 def _matrix(records: NDArray[np.void]) -> NDArray[np.int64]:
     """Return records of int64 fields as the (n, fields) matrix that kernels take."""
     return records.view(np.int64).reshape(len(records), len(records.dtype.names or ()))
 
 
-@inlined
-def _span(first: int, count: int, margin: int, step: int, steps: int) -> tuple[int, int]:
-    """Return the steps (MCUs) that hold ``count`` pixels from `first` on and `margin` pixels around them."""
-    return max(first - margin, 0) // step, min((first + count + margin + step - 1) // step, steps)
-
-
 @helper
-def _place(header: Pointer, top: int, left: int, height: int, width: int, plan: Pointer) -> None:
-    """Fill in the place and size of the cut for a window inside the picture."""
-    mcu_width, mcu_height = header[jpeg._MCU_WIDTH], header[jpeg._MCU_HEIGHT]
-    across = (header[jpeg._WIDTH] + mcu_width - 1) // mcu_width
-    down = (header[jpeg._HEIGHT] + mcu_height - 1) // mcu_height
-    # Upsampling of chroma reads the next sample, so one more pixel is needed; without subsampling, none.
-    first_row, end_row = _span(top, height, 1 if mcu_height > 8 else 0, mcu_height, down)
-    first, end = _span(left, width, 1 if mcu_width > 8 else 0, mcu_width, across)
-    if mcu_width > 8 and end == across:
-        first = max(0, min(first, across - 2))  # libjpeg upsamples plainly where chroma is at most two samples wide
-    interval = header[jpeg._RESTART_INTERVAL]
-    first, end = first // interval * interval, (end + interval - 1) // interval * interval
-    plan[_TOP], plan[_LEFT] = first_row * mcu_height, first * mcu_width
-    plan[_CUT_HEIGHT] = min(end_row * mcu_height, header[jpeg._HEIGHT]) - plan[_TOP]
-    plan[_CUT_WIDTH] = min(end * mcu_width, header[jpeg._WIDTH]) - plan[_LEFT]
+def _cut_bytes(
+    source: Pointer, header: Pointer, across: int, down: int, first: int, end: int, first_row: int, end_row: int,
+    ends: Pointer,
+) -> int:  # fmt: skip
+    """Return the bytes of a cut, -1 where the segment table does not fit the file.
 
-
-@inlined
-def _segments(header: Pointer, plan: Pointer) -> tuple[int, int, int, int, int, int]:
-    """Return the picture's segments across and down, then the cut's: first, end, first row, end row."""
-    mcu_height, step = header[jpeg._MCU_HEIGHT], header[jpeg._MCU_WIDTH] * header[jpeg._RESTART_INTERVAL]
-    return (
-        (header[jpeg._WIDTH] + step - 1) // step,
-        (header[jpeg._HEIGHT] + mcu_height - 1) // mcu_height,
-        plan[_LEFT] // step,
-        (plan[_LEFT] + plan[_CUT_WIDTH] + step - 1) // step,
-        plan[_TOP] // mcu_height,
-        (plan[_TOP] + plan[_CUT_HEIGHT] + mcu_height - 1) // mcu_height,
-    )
-
-
-@inlined
-def _head_bytes(header: Pointer) -> int:
-    """Return the bytes of a cut before its entropy-coded data: all but the segment table."""
-    bytes_: int = header[jpeg._SCAN_OFFSET] - (header[jpeg._TABLE_END] - header[jpeg._TABLE_OFFSET])
-    return bytes_
-
-
-@inlined
-def _is_marker(source: Pointer, at: int, number: int) -> bool:
-    """Whether restart marker `number` (from 0 over the whole scan) lies at `at`."""
-    return bool(source[at] == 0xFF and source[at + 1] == 0xD0 + (number & 7))
-
-
-@helper
-def _cut_bytes(source: Pointer, header: Pointer, plan: Pointer) -> int:
-    """Return the bytes of the cut at `plan`, -1 where the segment table does not fit the file."""
-    across, down, first, end, first_row, end_row = _segments(header, plan)
-    at, part_end, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
-    start, last = header[jpeg._SCAN_OFFSET], header[jpeg._END_OFFSET] + 2
-    total, ends = _head_bytes(header), np.empty(end, np.int64)
+    Args:
+        source: The file.
+        header: Its header.
+        across: Segments of a row of the picture.
+        down: Rows of the picture.
+        first: First segment of each row that is copied.
+        end: Segment after the last of them.
+        first_row: First row that is copied.
+        end_row: Row after the last of them.
+        ends: Memory for the ends of a row's segments, preceded by a 0.
+    """
+    at, part_end, table_end = header[_TABLE_OFFSET], header[_TABLE_OFFSET], header[_TABLE_END]
+    start, last = header[_SCAN_OFFSET], header[_END_OFFSET] + 2
+    total = start - (table_end - at)
     for row in range(down):
-        wanted = first_row <= row < end_row
-        at, part_end, size = next_row(source, at, part_end, table_end, across, end if wanted else 0, ends)
+        count = end if first_row <= row < end_row else 0
+        at, part_end, size = next_row(source, at, part_end, table_end, across, count, ends)
         if size < 0 or start + size > last:
             return -1
-        if wanted:
+        if count:
             for column in range(first - 1, end):  # the markers around the segments that are copied
-                number = row * across + column
-                place = start + (ends[column] if column >= 0 else 0) - 2
-                if 0 <= number < across * down - 1 and not _is_marker(source, place, number):
+                number = row * across + column  # of the restart marker behind the segment, over the whole scan
+                place = start + ends[column] - 2
+                missing = source[place] != 0xFF or source[place + 1] != 0xD0 + (number & 7)
+                if 0 <= number < across * down - 1 and missing:
                     return -1
-            total += ends[end - 1] - (ends[first - 1] if first else 0)
+            total += ends[end - 1] - ends[first - 1]
         start += size
     return total if at == table_end and start == last else -1
 
 
 @helper
-def _plan(
-    source: Pointer, header: Pointer, top: int, left: int, height: int, width: int, length: int, plan: Pointer
-) -> None:
-    """Fill in one plan."""
-    bottom, right = min(top + height, header[jpeg._HEIGHT]), min(left + width, header[jpeg._WIDTH])
-    top, left = max(top, 0), max(left, 0)
-    plan[_TOP], plan[_LEFT], plan[_BYTES], plan[_OUTCOME] = 0, 0, length, NOT_READY
-    plan[_CUT_HEIGHT], plan[_CUT_WIDTH] = header[jpeg._HEIGHT], header[jpeg._WIDTH]
-    interval = header[jpeg._RESTART_INTERVAL]
-    sequential = header[jpeg._PROCESS] < 2 and header[jpeg._SCAN_COMPONENTS] == header[jpeg._COMPONENTS]
-    if header[jpeg._REFUSAL] or header[jpeg._TABLE_OFFSET] == 0 or bottom <= top or right <= left:
+def _plan(source: Pointer, length: int, header: Pointer, window: Pointer, plan: Pointer, ends: Pointer) -> None:
+    """Fill in one plan; `ends` as for `_cut_bytes`."""
+    picture_height, picture_width = header[_HEIGHT], header[_WIDTH]
+    plan[_OUTCOME], plan[_TOP], plan[_LEFT] = NOT_READY, 0, 0
+    plan[_CUT_HEIGHT], plan[_CUT_WIDTH], plan[_BYTES] = picture_height, picture_width, length
+    top, bottom = larger(window[0], 0), smaller(window[0] + window[2], picture_height)
+    left, right = larger(window[1], 0), smaller(window[1] + window[3], picture_width)
+    if header[_REFUSAL] or header[_TABLE_OFFSET] == 0 or bottom <= top or right <= left:
         return
     plan[_OUTCOME] = BAD_TABLE
-    across = (header[jpeg._WIDTH] + header[jpeg._MCU_WIDTH] - 1) // header[jpeg._MCU_WIDTH]
+    mcu_height, mcu_width, interval = header[_MCU_HEIGHT], header[_MCU_WIDTH], header[_RESTART_INTERVAL]
+    down, across = (picture_height + mcu_height - 1) // mcu_height, (picture_width + mcu_width - 1) // mcu_width
+    sequential = header[_PROCESS] < 2 and header[_SCAN_COMPONENTS] == header[_COMPONENTS]
     if not sequential or interval == 0 or across % interval:
         return
-    if not parts_fit(source, header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]):
+    if not parts_fit(source, header[_TABLE_OFFSET], header[_TABLE_END]):
         return
-    _place(header, top, left, bottom - top, right - left, plan)
-    size = _cut_bytes(source, header, plan)
-    if size < 0:
-        plan[_TOP], plan[_LEFT] = 0, 0
-        plan[_CUT_HEIGHT], plan[_CUT_WIDTH] = header[jpeg._HEIGHT], header[jpeg._WIDTH]
-    else:
+    # Upsampling of chroma reads the next sample, so one more pixel is needed; without subsampling, none.
+    more_rows, more_columns = integer(mcu_height > 8), integer(mcu_width > 8)
+    first_row = larger(top - more_rows, 0) // mcu_height
+    end_row = smaller((bottom + more_rows + mcu_height - 1) // mcu_height, down)
+    first = larger(left - more_columns, 0) // mcu_width
+    end = smaller((right + more_columns + mcu_width - 1) // mcu_width, across)
+    if more_columns and end == across:
+        first = larger(0, smaller(first, across - 2))  # libjpeg upsamples plainly where chroma is two samples wide
+    first, end, step = first // interval, (end + interval - 1) // interval, interval * mcu_width
+    size = _cut_bytes(source, header, across // interval, down, first, end, first_row, end_row, ends)
+    if size >= 0:
         plan[_OUTCOME], plan[_BYTES] = CUT, size
+        plan[_TOP], plan[_LEFT] = first_row * mcu_height, first * step
+        plan[_CUT_HEIGHT] = smaller(end_row * mcu_height, picture_height) - plan[_TOP]
+        plan[_CUT_WIDTH] = smaller(end * step, picture_width) - plan[_LEFT]
 
 
 @helper
-def _write_head(address: int, header: Pointer, plan: Pointer, target: int) -> None:
-    """Write a cut's header: the file's without its segment table, with the size of the cut."""
-    table, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
+def _write_head(address: int, header: Pointer, plan: Pointer, target: int) -> int:
+    """Write a cut's header, the file's without its segment table and with the size of the cut; return its bytes."""
+    table, table_end = header[_TABLE_OFFSET], header[_TABLE_END]
     copy_bytes(target, address, table)
-    copy_bytes(target + table, address + table_end, header[jpeg._SCAN_OFFSET] - table_end)
-    size_at = header[jpeg._SOF_OFFSET] + 5
+    copy_bytes(target + table, address + table_end, header[_SCAN_OFFSET] - table_end)
+    size_at = header[_SOF_OFFSET] + 5
     if size_at > table:
         size_at -= table_end - table
     out = byte_pointer(target)
     out[size_at], out[size_at + 1] = plan[_CUT_HEIGHT] >> 8, plan[_CUT_HEIGHT] & 255
     out[size_at + 2], out[size_at + 3] = plan[_CUT_WIDTH] >> 8, plan[_CUT_WIDTH] & 255
+    return header[_SCAN_OFFSET] - (table_end - table)  # type: ignore[no-any-return]
 
 
 @helper
-def _write(address: int, header: Pointer, plan: Pointer, target: int) -> None:
+def _write(address: int, header: Pointer, plan: Pointer, target: int, ends: Pointer) -> None:
     """Write one cut to `target`: each row is copied in one piece, then its restart markers are counted anew."""
-    _write_head(address, header, plan, target)
-    across, _, first, end, first_row, end_row = _segments(header, plan)
-    at, part_end, table_end = header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_OFFSET], header[jpeg._TABLE_END]
-    ends, source, out = np.empty(end, np.int64), byte_pointer(address), byte_pointer(target)
-    start, to, number = header[jpeg._SCAN_OFFSET], _head_bytes(header), 0
+    mcu_height, step = header[_MCU_HEIGHT], header[_MCU_WIDTH] * header[_RESTART_INTERVAL]
+    across = (header[_WIDTH] + step - 1) // step
+    first, end = plan[_LEFT] // step, (plan[_LEFT] + plan[_CUT_WIDTH] + step - 1) // step
+    first_row, end_row = plan[_TOP] // mcu_height, (plan[_TOP] + plan[_CUT_HEIGHT] + mcu_height - 1) // mcu_height
+    at, part_end, table_end = header[_TABLE_OFFSET], header[_TABLE_OFFSET], header[_TABLE_END]
+    source, out = byte_pointer(address), byte_pointer(target)
+    start, number = header[_SCAN_OFFSET], 0
+    to = _write_head(address, header, plan, target)
     for row in range(end_row):
         count = end if row >= first_row else 0
         at, part_end, size = next_row(source, at, part_end, table_end, across, count, ends)
         if count:
-            skipped = ends[first - 1] if first else 0
+            skipped = ends[first - 1]
             copied = ends[end - 1] - skipped
             if to + copied > plan[_BYTES]:
                 return  # the file has changed under us since it was planned
@@ -374,12 +377,14 @@ def _plan_all(
     headers: NDArray[np.int64],
     windows: NDArray[np.int64],
     plans: NDArray[np.int64],
+    ends: NDArray[np.int64],
 ) -> None:
+    row_ends = long_pointer(integer(ends.ctypes.data) + 8)
     for i in range(len(addresses)):
-        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        header = long_pointer(integer(headers.ctypes.data) + 8 * HEADER_FIELDS * i)
         plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
-        top, left, height, width = windows[i, 0], windows[i, 1], windows[i, 2], windows[i, 3]
-        _plan(byte_pointer(addresses[i]), header, top, left, height, width, lengths[i], plan)
+        window = long_pointer(integer(windows.ctypes.data) + 8 * 4 * i)
+        _plan(byte_pointer(addresses[i]), lengths[i], header, window, plan, row_ends)
 
 
 @compiled
@@ -390,15 +395,16 @@ def _cut_all(
     windows: NDArray[np.int64],
     plans: NDArray[np.int64],
     out: NDArray[np.uint8],
+    ends: NDArray[np.int64],
 ) -> None:
-    target = integer(out.ctypes.data)
+    target, row_ends = integer(out.ctypes.data), long_pointer(integer(ends.ctypes.data) + 8)
     for i in range(len(addresses)):
-        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        header = long_pointer(integer(headers.ctypes.data) + 8 * HEADER_FIELDS * i)
         plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
-        top, left, height, width = windows[i, 0], windows[i, 1], windows[i, 2], windows[i, 3]
-        _plan(byte_pointer(addresses[i]), header, top, left, height, width, lengths[i], plan)
+        window = long_pointer(integer(windows.ctypes.data) + 8 * 4 * i)
+        _plan(byte_pointer(addresses[i]), lengths[i], header, window, plan, row_ends)
         if plan[_OUTCOME] == CUT:
-            _write(addresses[i], header, plan, target)
+            _write(addresses[i], header, plan, target, row_ends)
             target += plan[_BYTES]
 
 
@@ -411,33 +417,16 @@ def _write_all(
     out: NDArray[np.uint8],
     starts: NDArray[np.int64],
     padded_bytes: int,
+    ends: NDArray[np.int64],
 ) -> None:
+    row_ends = long_pointer(integer(ends.ctypes.data) + 8)
     for i in range(len(addresses)):
-        header = long_pointer(integer(headers.ctypes.data) + 8 * jpeg.HEADER_FIELDS * i)
+        header = long_pointer(integer(headers.ctypes.data) + 8 * HEADER_FIELDS * i)
         plan = long_pointer(integer(plans.ctypes.data) + 8 * CUT_FIELDS * i)
         target = integer(out.ctypes.data) + starts[i]
         if plan[_OUTCOME] == CUT:
-            _write(addresses[i], header, plan, target)
+            _write(addresses[i], header, plan, target, row_ends)
         else:
             copy_bytes(target, addresses[i], lengths[i])
         if padded_bytes > plan[_BYTES]:
             zero_bytes(target + plan[_BYTES], padded_bytes - plan[_BYTES])
-
-
-@compiled
-def _cut_one(
-    data: NDArray[np.uint8],
-    top: int,
-    left: int,
-    height: int,
-    width: int,
-    rows: NDArray[np.int64],
-    out: NDArray[np.uint8],
-) -> None:
-    """Cut one file; `rows` is filled with its header and then its plan."""
-    source, header = byte_pointer(data.ctypes.data), long_pointer(rows.ctypes.data)
-    plan = long_pointer(integer(rows.ctypes.data) + 8 * jpeg.HEADER_FIELDS)
-    jpeg.parse_header(source, integer(data.size), header)
-    _plan(source, header, top, left, height, width, integer(data.size), plan)
-    if plan[_OUTCOME] == CUT:
-        _write(data.ctypes.data, header, plan, out.ctypes.data)

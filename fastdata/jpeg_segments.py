@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Pointer, helper, integer
+from fastdata._native import Pointer, helper, integer, larger, read_u16
 from fastdata.jpeg import TABLE_MARKER, TABLE_PREFIX_BYTES, TABLE_SIGNATURE
 
 TABLE_VERSION: Final = 1
@@ -45,31 +45,37 @@ def table_segments(lengths: NDArray[np.int64]) -> bytes:
 
 
 @helper
-def _next_byte(source: Pointer, at: int, part_end: int, table_end: int) -> tuple[int, int, int]:
-    """Return the next byte of the segment table (0 after its end) and the state after it."""
-    if at == part_end:
-        if at >= table_end:
-            return 0, at, part_end
-        part_end = at + 2 + ((integer(source[at + 2]) << 8) | integer(source[at + 3]))
-        at += _PREFIX
-    return integer(source[at]), at + 1, part_end
-
-
-@helper
-def _next_length(source: Pointer, at: int, part_end: int, table_end: int) -> tuple[int, int, int]:
-    """Return the next length of the segment table and the state after it."""
-    length, at, part_end = _next_byte(source, at, part_end, table_end)
-    if length == LONG_LENGTH:
-        length = 0
-        for _ in range(4):
-            byte, at, part_end = _next_byte(source, at, part_end, table_end)
-            length = (length << 8) | byte
-    return length, at, part_end
+def _next_row_by_bytes(
+    source: Pointer, at: int, part_end: int, table_end: int, across: int, count: int, ends: Pointer
+) -> tuple[int, int, int]:
+    """Do as `next_row`, for a row that holds long lengths or ends in another part of the table."""
+    segment, length, missing_bytes, end = 0, 0, 0, integer(0)
+    while segment < across:
+        if at == part_end:
+            if at >= table_end:
+                return at, part_end, -1
+            part_end = at + 2 + read_u16(source, at + 2, True)
+            at += _PREFIX
+        length = (length << 8) | integer(source[at])
+        at += 1
+        if missing_bytes == 0 and length == LONG_LENGTH:
+            length, missing_bytes = 0, 4
+            continue
+        missing_bytes = larger(missing_bytes - 1, 0)
+        if missing_bytes:
+            continue
+        if length == 0:
+            return at, part_end, -1
+        end += length + 2
+        if segment < count:
+            ends[segment] = end
+        segment, length = segment + 1, 0
+    return at, part_end, end
 
 
 @helper
 def next_row(
-    source: Pointer, at: int, part_end: int, table_end: int, across: int, count: int, ends: NDArray[np.int64]
+    source: Pointer, at: int, part_end: int, table_end: int, across: int, count: int, ends: Pointer
 ) -> tuple[int, int, int]:
     """Read the lengths of one row of segments.
 
@@ -92,20 +98,12 @@ def next_row(
             total += length + 2
             special |= (length == 0) | (length == LONG_LENGTH)
         if not special:
-            end = 0
+            end = integer(0)
             for i in range(count):
                 end += integer(source[at + i]) + 2
                 ends[i] = end
             return at + across, part_end, total
-    end = 0
-    for i in range(across):
-        length, at, part_end = _next_length(source, at, part_end, table_end)
-        if length == 0:
-            return at, part_end, -1
-        end += length + 2
-        if i < count:
-            ends[i] = end
-    return at, part_end, end
+    return _next_row_by_bytes(source, at, part_end, table_end, across, count, ends)
 
 
 @helper
@@ -113,7 +111,7 @@ def parts_fit(source: Pointer, table: int, table_end: int) -> bool:
     """Whether the parts of a segment table are numbered as they should be and end where they should."""
     at, part, parts = table, 0, integer(source[table + 15])
     while at < table_end:
-        size = (integer(source[at + 2]) << 8) | integer(source[at + 3])
+        size = read_u16(source, at + 2, True)
         if source[at + 13] != TABLE_VERSION or source[at + 14] != part or source[at + 15] != parts:
             return False
         if size + 2 <= _PREFIX:

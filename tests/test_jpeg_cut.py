@@ -132,7 +132,10 @@ def test_a_batch_holds_the_same_cuts_and_its_padding_is_zero() -> None:
     headers = [jpeg.read_header(one) for one in data]
     windows = [random_window(rng, max(h.height, 1), max(h.width, 1)) for h in headers]
     files = jpeg_cut.locate_files([memoryview(one) for one in data])
-    out, plans = jpeg_cut.cut_padded(files, np.array(windows))
+    plans = jpeg_cut.plan_cuts(files, np.array(windows))
+    longest = int(plans["bytes"].max())
+    out = np.full((len(data), longest), 7, np.uint8)
+    jpeg_cut.write_cuts(files, plans, out.reshape(-1), np.arange(len(data)) * longest, longest)
     pieces, again = jpeg_cut.cut_all(files, np.array(windows))
     np.testing.assert_array_equal(again, plans)
     for i, (one, window) in enumerate(zip(data, windows, strict=True)):
@@ -148,7 +151,9 @@ def test_a_batch_holds_the_same_cuts_and_its_padding_is_zero() -> None:
 def test_an_empty_batch_gives_nothing() -> None:
     files, windows = jpeg_cut.locate_files([]), np.empty((0, 4), np.int64)
     assert jpeg_cut.cut_all(files, windows)[0] == []
-    assert jpeg_cut.cut_padded(files, windows)[0].shape == (0, 0)
+    plans = jpeg_cut.plan_cuts(files, windows)
+    assert plans.shape == (0,)
+    jpeg_cut.write_cuts(files, plans, np.empty(0, np.uint8), np.empty(0, np.int64))
 
 
 def test_cuts_can_be_packed_or_padded_in_a_buffer_that_is_used_again() -> None:
