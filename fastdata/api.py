@@ -128,6 +128,8 @@ def open_pipeline(
     if workers == "auto":
         workers = usable_cores()
     on_gpu = target != "cpu"
+    if pin_memory and not on_gpu:
+        _refuse_pinning_without_a_gpu()
     execution = Execution(
         workers=_whole_number("workers", workers),
         prefetch=_whole_number("prefetch", prefetch),
@@ -198,6 +200,14 @@ def _whole_number(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(name, f"{value!r}", "an int" + (' or "auto"' if name == "workers" else ""))
     return value
+
+
+def _refuse_pinning_without_a_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        found, expected = "True, but torch finds no GPU", "None or False where there is no GPU to copy to"
+        raise UsageError("pin_memory", found, expected, "Page-locked memory comes from a GPU's driver.")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

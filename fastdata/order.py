@@ -73,9 +73,9 @@ class SequentialOrder:
     size: int
     """Number of samples."""
 
-    def positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return places start..stop-1 of the order: (stop - start,) int64 positions."""
-        return np.arange(start, stop, dtype=np.int64)
+    def positions(self, start: int, stop: int, step: int = 1) -> NDArray[np.int64]:
+        """Return every `step`-th of the places start..stop-1 of the order: (n,) int64 positions."""
+        return np.arange(start, stop, step, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class FullOrder:
     epoch: int
     """The epoch's number."""
 
-    def positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return places start..stop-1 of the order: (stop - start,) int64 positions."""
+    def positions(self, start: int, stop: int, step: int = 1) -> NDArray[np.int64]:
+        """Return every `step`-th of the places start..stop-1 of the order: (n,) int64 positions."""
         key = int(scalar_key(self.seed, self.epoch, STREAM_ORDER))
-        return permute(np.arange(start, stop, dtype=np.int64), self.size, key)
+        return permute(np.arange(start, stop, step, dtype=np.int64), self.size, key)
 
 
 class BlockOrder:
@@ -119,16 +119,15 @@ class BlockOrder:
         self._block_starts = np.concatenate([[0], ends[last_of_block]]).astype(np.int64)
         self.size = int(self._block_starts[-1])
 
-    def positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return places start..stop-1 of the order: (stop - start,) int64 positions."""
-        first = int(np.searchsorted(self._block_starts, start, side="right")) - 1
+    def positions(self, start: int, stop: int, step: int = 1) -> NDArray[np.int64]:
+        """Return every `step`-th of the places start..stop-1 of the order: (n,) int64 positions."""
         parts: list[NDArray[np.int64]] = []
         while start < stop:
-            begin, end = int(self._block_starts[first]), int(self._block_starts[first + 1])
-            upto = min(stop, end)
-            inside = np.arange(start - begin, upto - begin, dtype=np.int64)
-            parts.append(self._storage_positions(first, permute(inside, end - begin, self._key + 1 + first)))
-            start, first = upto, first + 1
+            block = self.block_of(start)
+            begin, end = self.places_of(block)
+            inside = np.arange(start - begin, min(stop, end) - begin, step, dtype=np.int64)
+            parts.append(self._storage_positions(block, permute(inside, end - begin, self._key + 1 + block)))
+            start += len(inside) * step
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     @property
@@ -236,7 +235,7 @@ class Steps:
         """Yield this rank's positions of each step: (n,) int64, 1 <= n <= B."""
         for step in range(len(self)):
             start, stop = self.places(step)
-            yield order.positions(start, stop)[self.rank :: self.world_size]
+            yield order.positions(start + self.rank, stop, self.world_size)
 
 
 def make_order(

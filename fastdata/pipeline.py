@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -281,11 +282,10 @@ class Pipeline(ABC):
             return StreamPlan(self.stream, self.spec, epoch)
         spec, size = self.spec, len(self.source)
         steps = Steps(size, done, spec.batch_size, spec.rank, spec.world_size, spec.drop_last)
-        if len(steps) == 0:
+        if len(steps) == 0 and not done:  # after a resume, larger steps may find nothing left: an epoch of no batches
             raise UsageError(
                 "drop_last",
-                f"no full step: {counted(size - done, 'sample')}, batch_size={spec.batch_size},"
-                f" world_size={spec.world_size}",
+                f"no full step: {counted(size, 'sample')}, batch_size={spec.batch_size}, world_size={spec.world_size}",
                 "at least one full step in an epoch",
                 "Use a smaller batch size or drop_last=False.",
             )
@@ -363,7 +363,7 @@ class _Iteration(Iterator[Batch]):
             self._count(delivery)
             self.steps_done += 1
             if delivery.batch is None:
-                self._report.empty_batches += 1
+                self._note_empty(step, delivery)
                 continue
             batch = self._transformed(delivery.batch, step)
             self._report.batches += 1
@@ -377,6 +377,19 @@ class _Iteration(Iterator[Batch]):
                 "This is a defect of the backend.",
             )
         raise StopIteration
+
+    def _note_empty(self, step: int, delivery: Delivery) -> None:
+        self._report.empty_batches += 1
+        if self._spec.world_size == 1:
+            return
+        where = "; ".join(f"{skipped.where}: {skipped.reason}" for skipped in delivery.failed[:3])
+        warnings.warn(
+            f"rank {self._spec.rank} makes one batch fewer than the others: nothing of step {step} in epoch "
+            f"{self.plan.epoch} could be read ({where}). Ranks that train together wait for it forever; check the data "
+            'with `fastdata check` and train with on_error="raise".',
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _count(self, delivery: Delivery) -> None:
         if delivery.failed and self._spec.skip is None:

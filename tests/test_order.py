@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastdata.errors import StateError, UsageError
-from fastdata.order import BlockOrder, FullOrder, ShardLayout, Steps, make_order, permute
+from fastdata.order import BlockOrder, FullOrder, SequentialOrder, ShardLayout, Steps, make_order, permute
 from fastdata.spec import BlockShuffle
 
 
@@ -125,6 +125,15 @@ def test_block_order_holds_each_sample_once_and_reads_few_shards_at_a_time(shard
         assert np.array_equal(np.sort(block), np.sort(whole[start:stop]))
         assert len(set(shard_of[block].tolist())) <= shards
         assert whole[place] in block
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 50])
+def test_a_rank_computes_its_own_places_alone(step: int) -> None:
+    layout = _layout([7, 20, 33, 5, 5, 40, 1])
+    blocks = BlockOrder(layout, BlockShuffle(2), seed=1, epoch=0)
+    for order in (SequentialOrder(111), FullOrder(111, seed=1, epoch=0), blocks):
+        for start in range(0, 111, 5):
+            assert order.positions(start, 100, step).tolist() == order.positions(0, 111)[start:100:step].tolist()
 
 
 def test_block_order_changes_with_the_epoch() -> None:

@@ -95,6 +95,13 @@ def test_a_gpu_number_beyond_the_last_is_refused(folder: Path, monkeypatch: pyte
         opened(folder, device="cuda:2")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can lock pages")
+@pytest.mark.parametrize("backend", ["pil", "dali"])
+def test_page_locked_memory_without_a_gpu_is_refused(folder: Path, backend: str) -> None:
+    with pytest.raises(UsageError, match="pin_memory"):
+        opened(folder, backend=backend, pin_memory=True)
+
+
 def test_findings_that_could_not_be_written_are_refused_before_anything_is_checked(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -68,6 +68,14 @@ def check_device(backend: str, device: str) -> None:
     raise BackendUnavailableError(subject, found, expected, remedy)
 
 
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a small host tensor on the current stream, without waiting for what is queued there.
+
+    A copy from ordinary memory waits: behind a queued training step, for the whole of it.
+    """
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class InFlight:
     """A batch whose copy to the GPU has been started."""
@@ -85,27 +93,30 @@ class InFlight:
 class DeviceStage:
     """Moves batches to the device on a side stream and finishes them on the caller's stream."""
 
-    def __init__(self, spec: PipelineSpec) -> None:
+    def __init__(self, spec: PipelineSpec, *, pinned: bool) -> None:
         """Prepare constants on the device.
 
         Args:
             spec: What is asked for.
+            pinned: Whether delivered host tensors lie in page-locked memory.
         """
-        self._spec = spec
         self._device = torch.device(spec.device)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._copying: list[InFlight] = []
-        self._finish = BatchFinish(spec)
+        self._finish = BatchFinish(spec, pinned=pinned)
+        self._pinned = pinned
 
     def send(self, host: HostBatch) -> InFlight:
         """Start the copy of a batch; returns at once on CUDA with page-locked memory."""
         images = torch.from_numpy(host.images)
         labels = None if host.labels is None else torch.from_numpy(host.labels)
         if self._stream is None:
+            if labels is not None and self._pinned:
+                labels = labels.pin_memory()
             return InFlight(host, images, labels, None)
         with torch.cuda.stream(self._stream):
             on_device = images.to(self._device, non_blocking=True)
-            labels_on_device = None if labels is None else labels.to(self._device, non_blocking=True)
+            labels_on_device = None if labels is None else to_device(labels, self._device)
             copied = torch.cuda.Event()
             copied.record(self._stream)
         return InFlight(host, on_device, labels_on_device, copied)
@@ -134,13 +145,15 @@ class DeviceStage:
 class BatchFinish:
     """Colour, normalisation, erasing, dtype and layout of a uint8 batch."""
 
-    def __init__(self, spec: PipelineSpec) -> None:
+    def __init__(self, spec: PipelineSpec, *, pinned: bool = False) -> None:
         """Prepare constants.
 
         Args:
             spec: What is asked for.
+            pinned: Whether host tensors made here lie in page-locked memory.
         """
         self._spec = spec
+        self._pinned = pinned and spec.device == "cpu"
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         normalize = spec.recipe.normalize
         mean, std = (normalize.mean, normalize.std) if normalize else ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -152,7 +165,7 @@ class BatchFinish:
         as_loaded = spec.dtype == "uint8" and spec.memory_format == "channels_last"
         if device.type == "cpu" and not spec.recipe.color and not as_loaded:
             levels = torch.arange(256, dtype=torch.uint8).repeat(3).view(1, 3, 1, 256)
-            self._levels = LevelTable(self._computed(levels, np.empty(0, np.int64), 0).view(3, 256), spec)
+            self._levels = LevelTable(self._computed(levels, np.empty(0, np.int64), 0).view(3, 256), spec, self._pinned)
 
     def __call__(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> torch.Tensor:
         """Return the delivered images.
@@ -175,9 +188,9 @@ class BatchFinish:
             out = self._computed(images.permute(0, 3, 1, 2), ids, epoch)
         if recipe.erasing is not None:
             out = _erased(out, recipe.erasing, keys(spec.seed, epoch, ids, STREAM_ERASING))
-        if spec.memory_format == "channels_last":
-            return out.contiguous(memory_format=torch.channels_last)
-        return out.contiguous()
+        order = torch.channels_last if spec.memory_format == "channels_last" else torch.contiguous_format
+        out = out.contiguous(memory_format=order)
+        return out.pin_memory() if self._pinned and not out.is_pinned() else out
 
     def _computed(self, out: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> torch.Tensor:
         """Return (n, 3, H, W) uint8 pictures after colour and normalisation, in the asked dtype."""
@@ -203,7 +216,7 @@ def _colored(
     """Apply one colour transform to (n, 3, H, W) float32 in 0..1."""
     if isinstance(transform, RandomGrayscale):
         chosen = uniforms(sample_keys, 1)[:, 0] < transform.p
-        where = torch.from_numpy(chosen).to(unit.device).view(-1, 1, 1, 1)
+        where = to_device(torch.from_numpy(chosen), unit.device).view(-1, 1, 1, 1)
         return torch.where(where, _luma(unit), unit)
     draws = uniforms(sample_keys, 8)
     order = draws[:, :4].argsort(axis=1)
@@ -222,8 +235,9 @@ def _colored(
         for change in active:
             chosen = order[:, turn] == change
             if chosen.any():
-                rows = torch.from_numpy(np.flatnonzero(chosen)).to(unit.device)
-                values = torch.from_numpy(factors[chosen, change]).to(unit.device, torch.float32).view(-1, 1, 1, 1)
+                rows = to_device(torch.from_numpy(np.flatnonzero(chosen)), unit.device)
+                values = torch.from_numpy(factors[chosen, change].astype(np.float32))
+                values = to_device(values, unit.device).view(-1, 1, 1, 1)
                 unit[rows] = _CHANGES[change](unit[rows], values)
     return unit
 
@@ -286,7 +300,7 @@ def _erased(images: torch.Tensor, erasing: RandomErasing, sample_keys: NDArray[n
         for picture, (first, end, start, stop) in zip(images, boxes.tolist(), strict=True):
             picture[:, first:end, start:stop] = erasing.value
         return images
-    top, bottom, left, right = torch.from_numpy(boxes).to(images.device).view(-1, 4, 1, 1, 1).unbind(1)
+    top, bottom, left, right = to_device(torch.from_numpy(boxes), images.device).view(-1, 4, 1, 1, 1).unbind(1)
     rows = torch.arange(height, device=images.device).view(1, 1, -1, 1)
     columns = torch.arange(width, device=images.device).view(1, 1, 1, -1)
     inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastdata.backends._device import BatchFinish
+from fastdata.backends._device import BatchFinish, to_device
 from fastdata.backends._gpu_host import HostStage, Prepared
 from fastdata.backends._gpu_resize import FIELDS, GpuResize, describe_finished
 from fastdata.batch import Batch, Skipped
@@ -248,9 +248,7 @@ class GpuDecoder:
         if self._source.labels is None:
             return None
         labels = torch.from_numpy(np.ascontiguousarray(self._source.labels[positions]))
-        if self._stream is not None:
-            labels = labels.pin_memory()
-        return labels.to(self._device, non_blocking=True)
+        return to_device(labels, self._device)
 
     def _free_resized(self, keep: int) -> None:
         """Free decoded pictures whose resize is done; wait where more than `keep` batches of them lie there."""

@@ -115,7 +115,7 @@ class HostPipeline(Pipeline):
 
     def _batches(self, plan: EpochPlan) -> Generator[Delivery, None, None]:
         if self._stage is None:
-            self._stage = DeviceStage(self.spec)
+            self._stage = DeviceStage(self.spec, pinned=self.execution.pin_memory)
         flights: deque[tuple[InFlight | None, Delivery]] = deque()
         self._costs = _Costs()
         room = self.execution.prefetch + 1 if self._pool.workers else 1

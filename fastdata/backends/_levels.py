@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastdata._native import compiled
-from fastdata.backends._buffers import BufferPool
+from fastdata.backends._buffers import BufferPool, pinned_or_plain
 from fastdata.spec import PipelineSpec
 
 _KEPT_BATCHES = 4  # one with the caller, one being made, two that the caller may still hold
@@ -23,12 +23,13 @@ _KEPT_BATCHES = 4  # one with the caller, one being made, two that the caller ma
 class LevelTable:
     """Turns uint8 pictures into the delivered dtype and memory format. Reuses memory that no tensor refers to."""
 
-    def __init__(self, values: torch.Tensor, spec: PipelineSpec) -> None:
+    def __init__(self, values: torch.Tensor, spec: PipelineSpec, pinned: bool) -> None:
         """Take the table.
 
         Args:
             values: (3, 256) of the delivered dtype, on the CPU: what each level of each channel becomes.
             spec: What is asked for: output size, batch size and memory format.
+            pinned: Whether the results lie in page-locked memory.
         """
         self._dtype = values.dtype
         self._words = np.dtype(f"u{values.element_size()}")
@@ -36,7 +37,7 @@ class LevelTable:
         self._height, self._width = spec.recipe.output_size
         self._channels_last = spec.memory_format == "channels_last"
         row_bytes = 3 * self._height * self._width * values.element_size()
-        self._buffers = BufferPool(lambda: np.empty((spec.batch_size, row_bytes), np.uint8), keep=_KEPT_BATCHES)
+        self._buffers = BufferPool(pinned_or_plain((spec.batch_size, row_bytes), pinned=pinned), keep=_KEPT_BATCHES)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Return the delivered values.
