@@ -247,6 +247,18 @@ class PipelineConformance:
                 rest += _collect(loader)[0]
         assert sorted(done + rest) == list(range(40))
 
+    def test_a_resumed_epoch_without_another_full_step_has_no_batch_and_the_next_one_follows(self, data: Path) -> None:
+        with self.open(data, batch_size=8, drop_last=True) as loader:
+            batches = iter(loader)
+            for _ in range(4):
+                next(batches)
+            state = loader.state_dict()
+        with self.open(data, batch_size=6, drop_last=True, rank=1, world_size=2) as loader:  # 8 left, 12 a step
+            loader.load_state_dict(state)
+            assert len(loader) == 0
+            assert list(loader) == []
+            assert [len(batch) for batch in loader] == [6, 6, 6]
+
     def test_state_after_the_last_batch_means_the_next_epoch(self, data: Path) -> None:
         with self.open(data) as loader:
             list(loader)
@@ -293,6 +305,12 @@ class PipelineConformance:
             assert len(loader) == 4
             assert [batch.ids.tolist()[0] for batch in loader] == [0, 8, 12]
             assert loader.report().empty_batches == 1
+        ranks = {"rank": 0, "world_size": 2, "batch_size": 2}
+        with (
+            self.open(self.make_data(folder), on_error="skip", shuffle=False, **ranks) as loader,
+            pytest.warns(RuntimeWarning, match="one batch fewer than the others: nothing of step 1"),
+        ):
+            assert len(list(loader)) == len(loader) - 1
 
     def test_the_skip_budget_ends_the_epoch(self, tmp_path: Path) -> None:
         folder = write_numbered_folder(tmp_path / "bad", 5)
