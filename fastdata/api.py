@@ -77,8 +77,8 @@ def open_pipeline(
             streams without an index, `fastdata.BufferShuffle`.
         seed: Of order and draws.
         drop_last: Leave out the last step where it is not full on every rank.
-        on_error: "raise" at the first sample that cannot be decoded, "skip" and count it, or `fastdata.Skip`. A batch of
-            which nothing is left is not handed out: ranks that train together should raise, or they lose step.
+        on_error: "raise" at the first sample that cannot be decoded, "skip" and count it, or `fastdata.Skip`. A batch
+            of which nothing is left is not handed out: ranks that train together should raise, or they lose step.
         orientation: "apply" turns pictures as their EXIF data say; "ignore" leaves them as stored, as ImageFolder does.
         rank: This rank; None takes it from torch.distributed, or from torchrun's variables.
         world_size: Number of ranks; None as for `rank`.

@@ -285,11 +285,15 @@ class TestSplits:
         assert len(open_folder(root, labels=None)) == 4
         assert open_folder(root, labels=lambda path: path.split("/")[-3] == "val").labels.tolist() == [0, 0, 1, 1]
 
+    def test_a_flat_val_beside_train_is_a_split_too(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="splits, not classes"):
+            open_folder(make(tmp_path / "data", "train/ant/0.jpg", "val/1.jpg"))
+
     @pytest.mark.parametrize(
         "names",
         [
             ("train/ant/0.jpg", "plane/ant/1.jpg"),
-            ("train/ant/0.jpg", "val/1.jpg"),
+            ("train/0.jpg", "val/ant/1.jpg"),
             ("train/0.jpg", "test/1.jpg"),
             ("val/ant/0.jpg", "test/ant/1.jpg"),
             ("train/ant/0.jpg",),

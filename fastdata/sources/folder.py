@@ -80,16 +80,17 @@ def refuse_splits(root: Path, scan: FolderScan) -> None:
         scan: All its pictures, with class folders.
 
     Raises:
-        UsageError: There is a "train", other folders are named like splits too, and all have sub-folders of pictures.
+        UsageError: There is a "train" with sub-folders of pictures, and the other folders are named like splits too.
     """
     names = scan.classes
     if "train" not in names or len(names) < 2 or not _SPLIT_NAMES.issuperset(names):
         return
-    nested = {label for path, label in zip(scan.paths, scan.labels.tolist(), strict=True) if path.count(b"/") > 1}
-    if len(nested) == len(names):
+    train = names.index("train")
+    of_train = (path for path, label in zip(scan.paths, scan.labels.tolist(), strict=True) if label == train)
+    if any(path.count(b"/") > 1 for path in of_train):
         raise UsageError(
             str(root),
-            f"the folders {', '.join(names)}, each with folders of pictures in it: splits, not classes",
+            f"the folders {', '.join(names)}, with folders of pictures in train: splits, not classes",
             "one split",
             f"Pass {root / 'train'}. Should these be classes after all, say so with labels=, a function on the path.",
         )
