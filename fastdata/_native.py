@@ -26,8 +26,8 @@ Pointer = Any
 
 
 _OPTIONS = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
-"""Of all kernels. numpy's error model spares each division a way to raise, which took a tenth of the time to compile;
-kernels divide by what they have checked."""
+"""Of all kernels. With NumPy's error model divisions have no way to raise, which took a tenth of the time to compile:
+kernels check what they divide by."""
 
 
 def compiled(function: Function) -> Function:
@@ -44,10 +44,11 @@ def helper(function: Function) -> Function:
     They become part of those kernels, on disk too, so nothing is made to call them from Python: that would take as long
     to compile again.
 
-    Each one takes numba about 20 ms and each statement about one, once for every combination of argument types; LLVM
-    then optimizes a helper anew within every kernel and helper above it. So the first batch comes sooner where calls
-    are few levels deep, arguments are integers and pointers, and nothing calls ``max``, ``min``, ``abs`` or NumPy's
-    functions, which are helpers of numba's own (see `larger` and `smaller`).
+    Each helper takes numba 10 ms at least, an operation 1 ms, a condition 4, a loop 12 (on a slow core), once for every
+    combination of argument types; LLVM then optimizes a helper anew within every kernel and helper above it. So the
+    first batch comes sooner where calls are few levels deep, where arguments are integers and pointers but no literals,
+    which are types of their own, and where nothing makes an array or calls ``max``, ``min``, ``abs`` or functions of
+    NumPy: these are helpers of numba's own (see `larger` and `smaller`).
     """
     return cast(Function, numba.njit(no_cpython_wrapper=True, **_OPTIONS)(function))
 
@@ -185,7 +186,7 @@ def locate(buffers: Sequence[Buffer]) -> tuple[NDArray[np.int64], NDArray[np.int
     Returns:
         (n,) int64 addresses and (n,) int64 lengths in bytes.
     """
-    addresses, lengths = np.zeros(len(buffers), np.int64), np.zeros(len(buffers), np.int64)
+    addresses, lengths = np.empty(len(buffers), np.int64), np.empty(len(buffers), np.int64)
     for at, buffer in enumerate(buffers):
         _note_address(np.frombuffer(buffer, np.uint8), addresses, lengths, at)
     return addresses, lengths

@@ -105,7 +105,9 @@ HEADER_FIELDS: Final = len(_NAMES)
 
 def read_header(data: Buffer) -> JpegHeader:
     """Read the header of one file. Never raises for what the bytes hold: see `JpegHeader.refusal`."""
-    return JpegHeader(*read_headers((data,)).item())
+    rows = np.zeros((1, HEADER_FIELDS), np.int64)
+    _read_headers(*locate((data,)), rows)
+    return JpegHeader(*rows.tolist()[0])
 
 
 def read_headers(buffers: Sequence[Buffer]) -> NDArray[np.void]:

@@ -48,6 +48,7 @@ from fastdata.jpeg import (
     _TABLE_OFFSET,
     _WIDTH,
     HEADER_FIELDS,
+    _read_headers,
     read_headers_at,
 )
 from fastdata.jpeg_segments import next_row, parts_fit
@@ -197,9 +198,10 @@ def cut(data: Buffer, window: tuple[int, int, int, int], out: NDArray[np.uint8] 
     elif len(out) < len(data):
         raise ValueError(f"out: {len(out)} bytes, at least {len(data)} are needed")
     addresses, lengths = locate((data,))
-    headers, plans = read_headers_at(addresses, lengths), np.empty((1, CUT_FIELDS), np.int64)
-    _cut_all(addresses, lengths, _matrix(headers), np.array([window], np.int64), plans, out, _row_ends())
-    where = Cut(*plans[0].tolist())
+    headers, plans = np.zeros((1, HEADER_FIELDS), np.int64), np.empty((1, CUT_FIELDS), np.int64)
+    _read_headers(addresses, lengths, headers)
+    _cut_all(addresses, lengths, headers, np.array((window,), np.int64), plans, out, _row_ends())
+    where = Cut(*plans.tolist()[0])
     return (out.data[: where.bytes] if where.outcome == CUT else data), where
 
 
