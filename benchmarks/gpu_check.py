@@ -45,7 +45,7 @@ def main() -> int:
     arguments = parser.parse_args()
     results = Results(arguments)
     results.content["dali"] = describe_dali()
-    results.content["gpu_fault"] = str(gpu_fault(0))
+    results.content["gpu_fault"] = str(gpu_fault())
     with Workspace() as work:
         data = copies(arguments.data, work / "plain", arguments.samples)
         checks: dict[str, Callable[[], dict[str, Any]]] = {

@@ -69,7 +69,7 @@ def describe_dali(probes: Probes | None = None) -> tuple[bool, str, str]:
     broken = ask.importing()
     if broken is not None:
         return False, f"NVIDIA DALI {version} does not import: {broken}", "Reinstall it: " + _install_advice()
-    fault = gpu_fault(0, ask)
+    fault = gpu_fault(ask)
     if fault is not None:
         return True, f"DALI {version}, decodes on the CPU only: {fault.reason}", fault.remedy
     engine = ask.engine(0)
@@ -83,13 +83,13 @@ def describe_dali(probes: Probes | None = None) -> tuple[bool, str, str]:
     return True, f"DALI {version} on the GPU {with_engine}", ""
 
 
-def gpu_fault(index: int, probes: Probes | None = None) -> Fault | None:
-    """Return what keeps DALI from GPU `index`, or None."""
+def gpu_fault(probes: Probes | None = None) -> Fault | None:
+    """Return what keeps DALI from every GPU, or None. Whether there is one of a certain number, torch knows."""
     ask = probes or REAL
     files = ask.device_files()
     driver = ask.driver()
     denied = sorted(path for path, allowed in files.items() if not allowed)
-    if denied:
+    if denied and (driver is None or driver[0] != 0):  # where the driver starts, those are other people's GPUs
         return Fault(
             f"no permission to use {', '.join(denied)}",
             "Ask for read and write access (`ls -l /dev/nvidia*`), or start the container with its GPUs (--gpus all).",
@@ -115,18 +115,7 @@ def gpu_fault(index: int, probes: Probes | None = None) -> Fault | None:
             f"the driver offers CUDA {offered // 1000}.{offered % 1000 // 10}, DALI needs {built_for}.0",
             "Update the driver (525 or newer for CUDA 12, 580 for CUDA 13), or install a DALI for the older CUDA.",
         )
-    return _missing_index(index, ask)
-
-
-def _missing_index(index: int, ask: Probes) -> Fault | None:
-    if ask is not REAL or index == 0:
-        return None
-    import torch
-
-    count = torch.cuda.device_count()
-    if index < count:
-        return None
-    return Fault(f"no GPU number {index}: {count} visible", "Use a lower number, or set CUDA_VISIBLE_DEVICES.")
+    return None
 
 
 def _install_advice() -> str:

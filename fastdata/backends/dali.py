@@ -50,11 +50,12 @@ class DaliPipeline(Pipeline):
             BackendUnavailableError: DALI, or the GPU that is asked for, does not work here.
         """
         _require_dali(spec.device)
-        super().__init__(source, spec, execution)
         from fastdata.backends._dali_feed import FeedMaker  # imports numba and torch, which listing backends must not
         from fastdata.backends._dali_graph import GraphSettings
-        from fastdata.backends._device import BatchFinish
+        from fastdata.backends._device import BatchFinish, check_device
 
+        check_device(self.name, spec.device)
+        super().__init__(source, spec, execution)
         self._options = execution.options or DaliOptions()
         unfinished = bool(spec.recipe.color) or spec.recipe.erasing is not None
         self._finish = BatchFinish(spec) if unfinished else None
@@ -240,7 +241,7 @@ def _require_dali(device: str) -> None:
     if not works:
         raise BackendUnavailableError("dali", reason, "an installed NVIDIA DALI", remedy)
     if device != "cpu":
-        fault = gpu_fault(int(device.removeprefix("cuda:")))
+        fault = gpu_fault()
         if fault is not None:
             raise BackendUnavailableError(
                 f'dali on device="{device}"', fault.reason, "a GPU that DALI can use", fault.remedy
