@@ -1,4 +1,4 @@
-"""The life of a "dali" pipeline: failures inside DALI, several pipelines, early ends, threads, memory, losses."""
+"""The life of a "dali" pipeline: several pipelines, early ends, threads, memory, options, losses."""
 
 from __future__ import annotations
 
@@ -18,116 +18,16 @@ from PIL import Image
 import fastdata
 from fastdata.errors import UsageError, WorkerError
 from fastdata.testing import ids_in_pixels, write_numbered_folder
+from tests.dali_pipelines import check_pixels, open_dali
 
 pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed")
 
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
-def open_dali(root: Path, **arguments: Any) -> fastdata.Pipeline:
-    settings: dict[str, Any] = {
-        "transform": (fastdata.Resize((32, 32)),), "batch_size": 8, "dtype": "uint8", "workers": 2,
-    }  # fmt: skip
-    return fastdata.open_pipeline(root, backend="dali", **(settings | arguments))
-
-
 @pytest.fixture
 def numbered(tmp_path: Path) -> Path:
     return write_numbered_folder(tmp_path / "numbered", 10)
-
-
-def spoil_first_reads(monkeypatch: pytest.MonkeyPatch, loader: fastdata.Pipeline, positions: set[int]) -> None:
-    """Let the first read of some samples give Huffman tables that DALI fails on, and later reads the true file.
-
-    DALI reads everything that our own look lets through and Pillow decodes (its codecs stand in for each other), so a
-    failure that the reference can heal has to be made: here by a file that is being written while it is read.
-    """
-    honest, left = loader.source.read, set(positions)
-
-    def read(position: int) -> Any:
-        data = bytes(honest(position))
-        if position not in left:
-            return data
-        left.remove(position)
-        at = data.index(b"\xff\xc4")
-        return data[: at + 5] + b"\xff" * 16 + data[at + 21 :]
-
-    monkeypatch.setattr(loader.source, "read", read)
-    monkeypatch.setattr(loader.source, "read_many", lambda positions: [read(p) for p in positions.tolist()])
-
-
-def test_a_failure_inside_dali_costs_only_that_sample_the_fast_decoder(
-    numbered: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with open_dali(numbered) as loader:
-        spoil_first_reads(monkeypatch, loader, {14, 15, 30})
-        for epoch in range(3):
-            assert sorted(i for batch in loader for i in check_pixels(batch)) == list(range(40))
-            report = loader.report()
-            # Two lie in one batch: a retry heals the second. Parts of epoch 1 were read before that was known.
-            assert report.fallbacks["DALI failed on it"] == 2 or epoch == 1
-            assert not report.skipped
-            # In later epochs these go to the reference at once.
-            assert bool(report.details["dali_errors"]) == (epoch == 0)
-    capfd.readouterr()
-
-
-def test_a_failure_in_a_batch_that_nobody_takes_does_no_harm(
-    numbered: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with open_dali(numbered, shuffle=False, batch_size=4) as loader:
-        spoil_first_reads(monkeypatch, loader, {4, 9})
-        for _ in range(3):
-            batches = iter(loader)
-            check_pixels(next(batches))
-            del batches
-            time.sleep(0.1)
-        assert sorted(i for batch in loader for i in check_pixels(batch)) == list(range(40))
-    capfd.readouterr()
-
-
-def check_pixels(batch: fastdata.Batch) -> list[int]:
-    ids: list[int] = batch.ids.tolist()
-    assert ids_in_pixels(batch.images) == ids
-    return ids
-
-
-def test_a_failure_that_names_no_sample_sends_the_batch_to_the_reference(
-    numbered: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    # Bytes that our own look takes for a JPEG of this size, but DALI's parser refuses without naming the sample.
-    import fastdata.backends._dali_feed as feed
-
-    path = numbered / "bee" / "0004.jpg"
-    data = path.read_bytes()
-    path.write_bytes(data[:20] + b"\xff\xd0" + data[20:])
-    honest = feed.read_headers_at
-
-    def trusting(addresses: Any, lengths: Any) -> Any:
-        headers = honest(addresses, lengths)
-        headers["refusal"] = 0
-        return headers
-
-    monkeypatch.setattr(feed, "read_headers_at", trusting)
-    with open_dali(numbered) as loader:
-        ids = [i for batch in loader for i in check_pixels(batch)]
-        report = loader.report()
-    assert sorted(ids) == list(range(40))
-    assert sum(report.fallbacks.values()) == 8
-    assert len(report.details["dali_errors"]) == 1
-    capfd.readouterr()
-
-
-def test_an_error_that_is_no_pictures_fault_is_raised_as_such(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastdata.backends._dali_graph import DaliGraph, GraphError
-
-    def out_of_memory(_: DaliGraph) -> None:
-        raise GraphError("RuntimeError: CUDA allocation failed")
-
-    with open_dali(numbered) as loader:
-        monkeypatch.setattr(DaliGraph, "receive", out_of_memory)
-        with pytest.raises(WorkerError, match="CUDA allocation failed"):
-            next(iter(loader))
 
 
 @pytest.mark.parametrize("device", DEVICES)

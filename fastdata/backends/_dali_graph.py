@@ -22,22 +22,40 @@ from fastdata.spec import DaliOptions, PipelineSpec
 
 _LOG_LEVEL = "DALI_NVIMGCODEC_LOG_LEVEL"
 _SAMPLE_NUMBER = re.compile(r"decode sample #(\d+)")
+_CAUSE = re.compile(
+    r"(?:.*encountered:)?(.*?)(?:C\+\+ context:|Stacktrace|Current pipeline object is no longer valid|$)", re.DOTALL
+)
+"""What DALI found, behind its description of the operator, which always names the operator and quotes our own code."""
+_MACHINE = re.compile(
+    r"out of memory|bad_alloc|MemoryError|(?:can't|cannot|not|failed to) allocate"
+    r"|CUDA (?:allocation|error|runtime|driver)|cudaError|CUDA_ERROR|nvImageCodec failure: '#(?:5|15|21)'",
+    re.IGNORECASE,
+)
+"""Memory and CUDA, in the words of DALI 2.4 and torch. The numbers are nvImageCodec's allocator failure, that of its
+extensions and their CUDA call error (``nvimgcodecStatus_t`` in nvimgcodec.h).
+"""
+_CAUSE_CHARACTERS = 300
 _DTYPES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "FLOAT", "uint8": "UINT8"}
 """DALI's type for each of ours. DALI has no bfloat16 output; from float32 it is one rounding, as everywhere."""
 
 
 class GraphError(Exception):
-    """DALI failed on a batch.
+    """DALI failed.
 
     Attributes:
+        cause: What DALI found, in one line, without its description of the operator.
         samples: Places in the batch that DALI named; empty where it named none.
-        decoding: Whether a decoder failed, so that the pictures may be at fault; else memory, driver or the like.
+        by_pictures: Whether the pictures of the run may be at fault; else it is memory, the driver or the graph itself.
     """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.samples = frozenset(int(number) for number in _SAMPLE_NUMBER.findall(message))
-        self.decoding = "decoders" in message or "nvImageCodec" in message or "decode" in message
+        told = _CAUSE.match(message)
+        cause = " ".join((told[1] if told else message).split()).rstrip(" :")
+        self.cause = (cause or message)[:_CAUSE_CHARACTERS]
+        self.samples = frozenset(int(number) for number in _SAMPLE_NUMBER.findall(cause))
+        running = "encountered:" in message or "nvImageCodec" in cause or "decode" in cause
+        self.by_pictures = running and _MACHINE.search(cause) is None
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,18 @@ class GraphInputs:
     """(n, 2) row and column where it ends."""
     mirror: NDArray[np.int32]
     """(n,) 1 where the output is mirrored left and right."""
+
+    def alone(self, place: int) -> GraphInputs:
+        """Return the inputs of one sample, which share memory with these."""
+        one = slice(place, place + 1)
+        return GraphInputs(
+            self.encoded[one],
+            self.start[one],
+            self.shape[one],
+            self.region_start[one],
+            self.region_end[one],
+            self.mirror[one],
+        )
 
 
 @dataclass(frozen=True)
@@ -103,32 +133,40 @@ class GraphSettings:
 
 
 class DaliGraph:
-    """A built DALI pipeline. Used by one thread; runs come out in the order in which they went in."""
+    """A DALI pipeline, built when it is first needed. Used by one thread; runs come out in the order they went in.
+
+    What goes wrong is told by `receive` and `drain` alone, in the turn of the run that it befell. Then everything
+    behind it is lost too; after `close` the next `start` builds afresh.
+    """
 
     def __init__(self, settings: GraphSettings) -> None:
-        """Build the graph and run it once on a blank picture, so that the first batch pays nothing.
+        """Note the graph's form; nothing is built yet.
 
         Args:
             settings: The graph's form.
-
-        Raises:
-            GraphError: DALI cannot build or run it here.
         """
         self._settings = settings
-        self._running = 0
         self._pipe: Any = None
-        self._build()
-
-    @property
-    def running(self) -> int:
-        """Runs that were started and not received yet."""
-        return self._running
+        self._running = 0
+        self._failure: GraphError | None = None
 
     def start(self, inputs: GraphInputs) -> None:
-        """Start one run; returns at once. At most ``options.queue_depth`` may be running."""
-        with _mapped_errors():
-            self._feed(inputs)
-            self._pipe.schedule_run()
+        """Start one run; returns at once. At most ``options.queue_depth`` may be running.
+
+        The first one builds the graph and runs it once on blank pictures.
+        """
+        if self._failure is not None:
+            return  # the runs before come first; whoever receives them learns of it
+        try:
+            with _mapped_errors():
+                if self._pipe is None:
+                    self._pipe = _build(self._settings)
+                _feed(self._pipe, self._settings, inputs)
+                self._pipe.schedule_run()
+        except GraphError as error:
+            error.by_pictures = False  # nothing has been decoded
+            self._failure = error.with_traceback(None)  # its frames hold the inputs
+            return
         self._running += 1
 
     def receive(self) -> torch.Tensor:
@@ -139,22 +177,22 @@ class DaliGraph:
             is torch's own memory, ready on the caller's current stream; on the CPU it is DALI's, held by the tensor.
 
         Raises:
-            GraphError: The run failed. Later runs are lost too: call `rebuild`.
+            GraphError: The graph could not be built, or the run not be started, or it failed. Later runs are lost too:
+                call `close`, which frees DALI's memory, and start them again.
         """
         spec = self._settings.spec
-        stream = None if self._settings.device_id is None else torch.cuda.current_stream(spec.device)
-        self._running -= 1
+        self._next_run()
         with _mapped_errors():
+            stream = None if self._settings.device_id is None else torch.cuda.current_stream(spec.device)
             (output,) = self._pipe.share_outputs(cuda_stream=stream)
             pictures = torch.utils.dlpack.from_dlpack(output.as_tensor())
-        if spec.dtype == "bfloat16" and not self._settings.raw:
-            pictures = pictures.to(torch.bfloat16)
-        elif stream is not None:
-            # Memory that DALI owns is not known to torch's allocator: a caller who uses it on a second stream could not
-            # keep it alive with record_stream. 77 MB (256 pictures in float16) take tens of microseconds to copy.
-            pictures = pictures.clone()
-        del output
-        with _mapped_errors():
+            if spec.dtype == "bfloat16" and not self._settings.raw:
+                pictures = pictures.to(torch.bfloat16)
+            elif stream is not None:
+                # Memory that DALI owns is not known to torch's allocator: a caller who uses it on a second stream could
+                # not keep it alive with record_stream. 77 MB (256 pictures in float16) take tens of microseconds.
+                pictures = pictures.clone()
+            del output
             self._pipe.release_outputs()
         if self._settings.layout == "HWC" and not self._settings.raw:
             return pictures.permute(0, 3, 1, 2)
@@ -164,57 +202,63 @@ class DaliGraph:
         """Wait for all runs and drop what they made.
 
         Raises:
-            GraphError: One of them failed.
+            GraphError: One of them failed; call `close`.
         """
-        while self._running:
-            self._running -= 1
+        while self._running or self._failure is not None:
+            self._next_run()
             with _mapped_errors():
-                self._pipe.share_outputs()
-                self._pipe.release_outputs()
-
-    def rebuild(self) -> None:
-        """Start afresh after an error: DALI declares a pipeline that failed invalid. Runs are lost."""
-        self.close()
-        self._build()
+                _drop_run(self._pipe)
 
     def close(self) -> None:
-        """End DALI's threads and free its memory. Idempotent."""
+        """End DALI's threads and free its memory; runs are lost. Idempotent; the next `start` builds afresh."""
         self._pipe = None
         self._running = 0
+        self._failure = None
 
-    def _build(self) -> None:
-        from nvidia.dali import Pipeline  # not installed everywhere
+    def _next_run(self) -> None:
+        if not self._running and self._failure is not None:
+            raise self._failure
+        self._running -= 1
 
-        settings = self._settings
-        pipe = Pipeline(
-            batch_size=settings.spec.batch_size,
-            num_threads=settings.threads,
-            device_id=settings.device_id,
-            prefetch_queue_depth=settings.options.queue_depth,
-            exec_dynamic=True,  # outputs may be kept: they are no slots of a ring
-        )
-        with _mapped_errors(), _quiet_codecs():
-            with pipe:
-                pipe.set_outputs(_define(settings))
-            pipe.build()
-            self._pipe = pipe
-            # DALI's first schedule_run starts queue_depth runs, so as many inputs must lie ready.
-            blank = _blank_inputs(settings.spec.batch_size)
-            for _ in range(settings.options.queue_depth):
-                self._feed(blank)
-            pipe.schedule_run()
-            self._running = settings.options.queue_depth
-            self.drain()
 
-    def _feed(self, inputs: GraphInputs) -> None:
-        pipe = self._pipe
-        pipe.feed_input("encoded", inputs.encoded)
-        pipe.feed_input("start", inputs.start)
-        pipe.feed_input("shape", inputs.shape)
-        pipe.feed_input("mirror", inputs.mirror)
-        if self._settings.has_region:
-            pipe.feed_input("region_start", inputs.region_start)
-            pipe.feed_input("region_end", inputs.region_end)
+def _build(settings: GraphSettings) -> Any:
+    """Build a DALI pipeline and run it once on blank pictures, so that the first batch pays nothing."""
+    from nvidia.dali import Pipeline  # not installed everywhere
+
+    pipe = Pipeline(
+        batch_size=settings.spec.batch_size,
+        num_threads=settings.threads,
+        device_id=settings.device_id,
+        prefetch_queue_depth=settings.options.queue_depth,
+        exec_dynamic=True,  # outputs may be kept: they are no slots of a ring
+    )
+    with _quiet_codecs():
+        with pipe:
+            pipe.set_outputs(_define(settings))
+        pipe.build()
+        # DALI's first schedule_run starts queue_depth runs, so as many inputs must lie ready.
+        blank = _blank_inputs(settings.spec.batch_size)
+        for _ in range(settings.options.queue_depth):
+            _feed(pipe, settings, blank)
+        pipe.schedule_run()
+        for _ in range(settings.options.queue_depth):
+            _drop_run(pipe)
+    return pipe
+
+
+def _feed(pipe: Any, settings: GraphSettings, inputs: GraphInputs) -> None:
+    pipe.feed_input("encoded", inputs.encoded)
+    pipe.feed_input("start", inputs.start)
+    pipe.feed_input("shape", inputs.shape)
+    pipe.feed_input("mirror", inputs.mirror)
+    if settings.has_region:
+        pipe.feed_input("region_start", inputs.region_start)
+        pipe.feed_input("region_end", inputs.region_end)
+
+
+def _drop_run(pipe: Any) -> None:
+    pipe.share_outputs()
+    pipe.release_outputs()
 
 
 def ppm(picture: NDArray[np.uint8]) -> bytes:
@@ -299,13 +343,14 @@ def _scale(settings: GraphSettings) -> tuple[list[float], list[float]]:
 
 @contextlib.contextmanager
 def _mapped_errors() -> Iterator[None]:
-    """Turn what DALI raises (RuntimeError, IndexError, MemoryError, ...) into `GraphError`."""
+    """Turn what DALI raises (RuntimeError, IndexError, MemoryError, ...) into `GraphError`.
+
+    Tracebacks are dropped: their frames keep the DALI pipeline alive, so that its successor would need as much again.
+    """
     try:
         yield
-    except GraphError:
-        raise
     except Exception as exc:
-        raise GraphError(f"{type(exc).__name__}: {exc}") from exc
+        raise GraphError(f"{type(exc).__name__}: {exc}") from exc.with_traceback(None)
 
 
 @contextlib.contextmanager

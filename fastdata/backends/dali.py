@@ -25,19 +25,25 @@ from fastdata.spec import DaliOptions, Execution, PipelineSpec
 if TYPE_CHECKING:
     from fastdata.backends._dali_feed import Feed
     from fastdata.backends._dali_feeder import Feeder
-    from fastdata.backends._dali_graph import DaliGraph, GraphError
+    from fastdata.backends._dali_graph import GraphError
 
 _GPU_DECODE_THREADS = 4
 """Beside the JPEG engines of an H200, more threads cost CPU and bring nothing; fewer starve the rest of the decode."""
-_RETRIES = 3
-"""Attempts to load a batch on which DALI failed; in the last one the reference decodes all of it."""
+_FOUND_ALONE = 4
+"""Samples found at most by giving DALI each of a failed batch alone; each of them costs a fresh DALI pipeline."""
+_FAILED = "DALI failed on it"
+_FAILED_BATCH = "DALI failed on its batch"
 
 
 class DaliPipeline(Pipeline):
     """Loads pictures with DALI.
 
-    A thread reads files, looks at each and lays batches out (`_dali_feed`). The caller's thread hands them to DALI,
-    some ahead, and takes what DALI made: nothing else ever touches DALI, so that an error needs no hand-shake.
+    `workers` are DALI's decode threads: as many as asked for where the CPU decodes, at most 4 beside a GPU, and
+    ``DaliOptions(decode_threads=...)`` sets another number. ``DaliOptions(read_threads=...)`` more read files and lay
+    batches out. ``report().details`` holds both numbers as they are.
+
+    The read threads look at each file too (`_dali_feed`). The caller's thread hands batches to DALI, some ahead, and
+    takes what DALI made: nothing else ever touches DALI, so that an error needs no hand-shake.
     """
 
     name = "dali"
@@ -51,7 +57,7 @@ class DaliPipeline(Pipeline):
         """
         _require_dali(spec.device)
         from fastdata.backends._dali_feed import FeedMaker  # imports numba and torch, which listing backends must not
-        from fastdata.backends._dali_graph import GraphSettings
+        from fastdata.backends._dali_graph import DaliGraph, GraphSettings
         from fastdata.backends._device import BatchFinish, check_device
 
         check_device(self.name, spec.device)
@@ -60,13 +66,14 @@ class DaliPipeline(Pipeline):
         unfinished = bool(spec.recipe.color) or spec.recipe.erasing is not None
         self._finish = BatchFinish(spec) if unfinished else None
         self._settings = GraphSettings(spec, self._options, self._decode_threads(), raw=unfinished)
-        self._graph: DaliGraph | None = None
+        self._graph = DaliGraph(self._settings)
         self._maker = FeedMaker(source, spec, self._options.read_threads)
         self._epochs: EpochsInWork[Feed, Feed] = EpochsInWork(
             self._open_feeder, self._begin, self._give_up, lambda plan: self._plan(plan.epoch + 1, 0)
         )
         self._retired: deque[tuple[Any, Feed]] = deque()
         self._errors: list[str] = []
+        self._suspects: dict[int, frozenset[int]] = {}
 
     @classmethod
     def availability(cls) -> Availability:
@@ -94,9 +101,7 @@ class DaliPipeline(Pipeline):
 
     def _release(self) -> None:
         self._epochs.drop_ahead()
-        if self._graph is not None:
-            self._graph.close()
-            self._graph = None
+        self._graph.close()
         self._retired.clear()
         self._maker.close()
 
@@ -124,27 +129,16 @@ class DaliPipeline(Pipeline):
 
     def _begin(self, feed: Feed) -> Feed:
         """Hand a feed to DALI, unless it has nothing to decode."""
-        from fastdata.backends._dali_graph import DaliGraph
-
-        if self._graph is None:
-            self._graph = DaliGraph(self._settings)
         if feed.inputs is not None:
             self._graph.start(feed.inputs)
         return feed
 
     def _deliver(self, lane: Lane[Feed, Feed]) -> Delivery:
         """Take the oldest run; where DALI failed on it, load it again without what DALI cannot take."""
-        from fastdata.backends._dali_graph import GraphError
-
         feed = lane.running.popleft()
-        pictures = None
-        if feed.inputs is not None:
-            assert self._graph is not None
-            try:
-                pictures = self._graph.receive()
-            except GraphError as error:
-                behind = [*lane.running, *self._epochs.running_ahead()]
-                feed, pictures = self._retry(feed, behind, error)
+        pictures, error = self._receive(feed)
+        if error is not None:
+            feed, pictures = self._load_again(feed, [*lane.running, *self._epochs.running_ahead()], error)
         delivery = Delivery(None, feed.failed, feed.fallbacks)
         if pictures is None:
             return delivery
@@ -152,33 +146,85 @@ class DaliPipeline(Pipeline):
         self._retire(feed)
         return replace(delivery, batch=batch)
 
-    def _retry(self, feed: Feed, behind: list[Feed], error: GraphError) -> tuple[Feed, Any]:
-        """Load a batch again after DALI failed on it, and start again what was behind it.
+    def _receive(self, feed: Feed) -> tuple[Any, GraphError | None]:
+        """Return what DALI made of the oldest run, or what it failed of where the pictures may be at fault.
 
-        DALI declares a pipeline that failed invalid, so a fresh one takes over. It names one sample at a time, which
-        goes to the reference; where it names none, or goes on failing, the whole batch does, and DALI gets only PPM.
+        After a failure DALI is closed, and its memory free: it declares a pipeline that failed invalid, and the next
+        start builds a fresh one.
+
+        Raises:
+            WorkerError: DALI failed of something else, such as memory.
         """
         from fastdata.backends._dali_graph import GraphError
 
-        assert self._graph is not None
-        for attempt in range(_RETRIES):
-            if not error.decoding:
-                break
-            self._errors.append(_short(error))
-            named = [int(feed.kept[place]) for place in error.samples if place < len(feed.kept)]
-            last = attempt == _RETRIES - 1
-            suspects = feed.step.ids[named] if named and not last else feed.step.ids
-            self._maker.refuse(suspects.tolist(), "DALI failed on it")
-            self._graph.rebuild()
+        if feed.inputs is None:
+            return None, None
+        try:
+            return self._graph.receive(), None
+        except GraphError as failure:
+            error = failure.with_traceback(None)  # its frames may hold what DALI made
+        self._graph.close()
+        if not error.by_pictures:
+            raise self._broken(feed, error) from error
+        return None, error
+
+    def _load_again(self, feed: Feed, behind: list[Feed], error: GraphError) -> tuple[Feed, Any]:
+        """Load a batch again after DALI failed on it, and start again what was behind it.
+
+        DALI names at most one sample. It goes to the reference from now on, and DALI gets the batch again. Where DALI
+        names none, or fails once more, the reference loads the whole batch, this once, and DALI gets only PPM.
+
+        Raises:
+            WorkerError: It failed on PPM too, or of something that is no picture's fault.
+        """
+        for whole in (False, True) if error.samples else (True,):
+            named = [int(feed.step.ids[feed.kept[place]]) for place in error.samples if place < len(feed.kept)]
+            self._errors.append(error.cause)
+            self._maker.refuse(named, _FAILED)
+            again = self._maker.make(feed.step, by_reference=_FAILED_BATCH if whole else "")
+            if whole and not named:
+                self._maker.refuse(self._culprits(feed, again), _FAILED)
             self._maker.give_back(feed)
-            feed = self._maker.make(feed.step)
+            feed = again
             for waiting in (feed, *behind):
                 self._begin(waiting)
-            try:
-                return feed, None if feed.inputs is None else self._graph.receive()
-            except GraphError as again:
-                error = again
+            pictures, failure = self._receive(feed)
+            if failure is None:
+                return feed, pictures
+            error = failure
         raise self._broken(feed, error) from error
+
+    def _culprits(self, feed: Feed, by_reference: Feed) -> list[int]:
+        """Return the ids of samples that DALI must not get again, after it failed on a feed and named none.
+
+        They are those that the reference cannot load either; else those that DALI fails on alone; else those that have
+        been in another failed batch before, with other companions. None where the feed was made before a sample in it
+        was found elsewhere.
+        """
+        if by_reference.fallbacks[_FAILED] > feed.fallbacks[_FAILED]:
+            return []
+        ids = feed.step.ids[feed.kept].tolist()
+        culprits = sorted({skipped.sample_id for skipped in by_reference.failed}.intersection(ids))
+        culprits = culprits or [ids[place] for place in self._fail_alone(feed)]
+        if culprits:
+            return culprits
+        batch = frozenset(ids)
+        twice = [sample_id for sample_id in ids if self._suspects.get(sample_id, batch) != batch]
+        self._suspects.update(dict.fromkeys(ids, batch))
+        return twice
+
+    def _fail_alone(self, feed: Feed) -> list[int]:
+        """Return the places in a feed of samples on which DALI fails alone; at most `_FOUND_ALONE`."""
+        places: list[int] = []
+        if feed.inputs is None:
+            return places
+        for place in range(len(feed.kept)):
+            self._graph.start(feed.inputs.alone(place))
+            if self._receive(feed)[1] is not None:
+                places.append(place)
+                if len(places) == _FOUND_ALONE:
+                    break
+        return places
 
     def _finished(self, feed: Feed, pictures: Any) -> Batch:
         import torch
@@ -214,15 +260,12 @@ class DaliPipeline(Pipeline):
         """Wait for runs that nobody will take, so that their memory may be reused."""
         from fastdata.backends._dali_graph import GraphError
 
-        if self._graph is None:
-            return
         try:
             self._graph.drain()
         except GraphError as error:
             # Nobody asked for these pictures, so this is no fault to report; but DALI must start afresh.
-            self._errors.append(_short(error))
+            self._errors.append(error.cause)
             self._graph.close()
-            self._graph = None
         for feed in feeds:
             self._maker.give_back(feed)
 
@@ -230,7 +273,7 @@ class DaliPipeline(Pipeline):
         first = self.source.where(int(feed.step.positions[0]))
         return WorkerError(
             f"DALI on step {feed.step.number} of epoch {feed.step.epoch} (first sample: {first})",
-            str(error),
+            error.cause,
             "a batch of decoded pictures",
             "If memory ran out, use a smaller batch size or DaliOptions(queue_depth=1).",
         )
@@ -247,10 +290,3 @@ def _require_dali(device: str) -> None:
                 f'dali on device="{device}"', fault.reason, "a GPU that DALI can use", fault.remedy
             )
     importlib.import_module("nvidia.dali")
-
-
-def _short(error: GraphError) -> str:
-    """Return DALI's own words without the traceback of the graph's definition."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "nvImageCodec" in line or ("ecode" in line and "File" not in line)]
-    return (telling or lines or ["unknown"])[-1][:200]
