@@ -199,8 +199,8 @@ class DaliOptions:
     """
 
     decode_threads: int | None = None
-    """DALI's own CPU threads. None: `workers` where pictures are decoded on the CPU; at most 4 beside a GPU, whose JPEG
-    engines do most of the work: more threads take the trainer's cores and bring nothing."""
+    """DALI's own CPU threads, in place of `workers`. None: `workers` where pictures are decoded on the CPU; at most 4
+    beside a GPU, whose JPEG engines do most of the work: more threads take the trainer's cores and bring nothing."""
     read_threads: int = 2
     """Threads that read files or shards and lay batches out in memory."""
     hw_decoder_load: float = 0.8
@@ -239,7 +239,7 @@ class Execution:
     """How a pipeline runs. May change speed and memory, never a number that comes out."""
 
     workers: int = 1
-    """Threads or processes that load samples; 0 loads in the calling thread."""
+    """Threads or processes that load samples; 0 loads in the calling thread, which the backend "dali" refuses."""
     prefetch: int = 2
     """Batches made ahead."""
     pin_memory: bool = False

@@ -161,6 +161,34 @@ def test_options_of_another_backend_and_callables_are_refused(numbered: Path) ->
         open_dali(numbered, transform=(fastdata.Resize((8, 8)), lambda picture: picture))
 
 
+def test_no_workers_are_refused_with_what_to_use(numbered: Path) -> None:
+    with pytest.raises(UsageError, match=r'never decodes in the calling thread.*workers=1.*backend="pil"'):
+        open_dali(numbered, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "decode_threads", "read_threads"),
+    [
+        (3, fastdata.DaliOptions(), 3, 2),
+        (16, fastdata.DaliOptions(decode_threads=1, read_threads=3), 1, 3),
+    ],
+)
+def test_the_report_tells_the_threads_that_run(
+    numbered: Path, workers: int, options: fastdata.DaliOptions, decode_threads: int, read_threads: int
+) -> None:
+    with open_dali(numbered, workers=workers, options=options) as loader:
+        next(iter(loader))
+        details = loader.report().details
+    assert (details["decode_threads"], details["read_threads"]) == (decode_threads, read_threads)
+
+
+@pytest.mark.gpu
+def test_beside_a_gpu_at_most_four_threads_decode(numbered: Path) -> None:
+    with open_dali(numbered, workers=16, device="cuda:0") as loader:
+        next(iter(loader))
+        assert loader.report().details["decode_threads"] == 4
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

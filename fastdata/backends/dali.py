@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fastdata.backends._dali_probe import describe_dali, gpu_fault
 from fastdata.backends._epochs import EpochsInWork, Lane
 from fastdata.batch import Batch
-from fastdata.errors import BackendUnavailableError, WorkerError
+from fastdata.errors import BackendUnavailableError, UsageError, WorkerError
 from fastdata.pipeline import Availability, Delivery, EpochPlan, Pipeline
 from fastdata.sources import IndexedSource
 from fastdata.spec import DaliOptions, Execution, PipelineSpec
@@ -54,6 +54,7 @@ class DaliPipeline(Pipeline):
 
         Raises:
             BackendUnavailableError: DALI, or the GPU that is asked for, does not work here.
+            UsageError: No workers; or as in `Pipeline`.
         """
         _require_dali(spec.device)
         from fastdata.backends._dali_feed import FeedMaker  # imports numba and torch, which listing backends must not
@@ -61,6 +62,13 @@ class DaliPipeline(Pipeline):
         from fastdata.backends._device import BatchFinish, check_device
 
         check_device(self.name, spec.device)
+        if execution.workers == 0:
+            raise UsageError(
+                "workers",
+                '0 with backend="dali", which never decodes in the calling thread',
+                "a number of decode threads >= 1",
+                'Pass workers=1, or load in the calling thread with backend="pil".',
+            )
         super().__init__(source, spec, execution)
         self._options = execution.options or DaliOptions()
         unfinished = bool(spec.recipe.color) or spec.recipe.erasing is not None
@@ -117,7 +125,7 @@ class DaliPipeline(Pipeline):
         }
 
     def _decode_threads(self) -> int:
-        workers = max(1, self.execution.workers)
+        workers = self.execution.workers
         if self._options.decode_threads is not None:
             return self._options.decode_threads
         return workers if self.spec.device == "cpu" else min(workers, _GPU_DECODE_THREADS)
