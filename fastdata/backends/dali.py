@@ -237,18 +237,18 @@ class DaliPipeline(Pipeline):
     def _finished(self, feed: Feed, pictures: Any) -> Batch:
         import torch
 
+        from fastdata.backends._device import to_device
+
         ids = feed.step.ids[feed.kept]
         if self._finish is not None:
             pictures = self._finish(pictures, ids, feed.step.epoch)
-        if self.spec.device == "cpu" and self.execution.pin_memory:
-            pictures = pictures.pin_memory()
         labels = None
         if self.source.labels is not None:
             found: NDArray[Any] = np.ascontiguousarray(self.source.labels[feed.step.positions[feed.kept]])
-            labels = torch.from_numpy(found)
-            if self.spec.device != "cpu":
-                # From pageable memory the copy would wait for everything that the caller has queued on its stream.
-                labels = labels.pin_memory().to(self.spec.device, non_blocking=True)
+            labels = to_device(torch.from_numpy(found), torch.device(self.spec.device))
+        if self.spec.device == "cpu" and self.execution.pin_memory:
+            pictures = pictures.pin_memory()
+            labels = None if labels is None else labels.pin_memory()
         return Batch(pictures, labels, torch.from_numpy(np.ascontiguousarray(ids)))
 
     def _retire(self, feed: Feed) -> None:
