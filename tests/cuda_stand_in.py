@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastdata.backends import _gpu_resize
-from fastdata.backends._device import BatchFinish
+from fastdata.backends._finish import BatchFinish
 from fastdata.backends.tvio import TorchvisionPipeline
 from fastdata.decode import decode_torchvision
 from fastdata.errors import DecodeError

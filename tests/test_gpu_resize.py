@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 import fastdata
-from fastdata.backends._device import BatchFinish
+from fastdata.backends._finish import BatchFinish
 from fastdata.decode import orient, stored_windows
 from fastdata.geometry import Geometry, needed_windows
 from fastdata.resample import Axis, resample_into

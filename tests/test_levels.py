@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastdata.backends._device import BatchFinish
+from fastdata.backends._finish import BatchFinish
 from fastdata.spec import PipelineSpec
 from fastdata.transforms import Normalize, RandomResizedCrop, sort_recipe
 

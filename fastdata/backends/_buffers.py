@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from fastdata.spec import MemoryFormat
+
+_KEPT_BATCHES = 4  # one with the caller, one being made, two that the caller may still hold
 
 
 def _references_when_free() -> int:
@@ -57,9 +63,54 @@ def pinned_or_plain(shape: tuple[int, ...], *, pinned: bool) -> Callable[[], NDA
     def allocate() -> NDArray[np.uint8]:
         if not pinned:
             return np.empty(shape, np.uint8)
-        import torch
-
         array: Any = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
         return np.asarray(array)
 
     return allocate
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBatch:
+    """A batch on the host, as memory and as the tensor that is delivered."""
+
+    memory: NDArray[np.uint8]
+    """(n, bytes of a picture)."""
+    images: torch.Tensor
+    """(n, 3, H, W), of the asked dtype and memory format; the same memory."""
+    channels_last: bool
+    """Whether a pixel's channels lie side by side."""
+
+
+class BatchMemory:
+    """Memory of delivered batches on the host, reused when no tensor refers to it any more."""
+
+    def __init__(
+        self,
+        batch_size: int,
+        size: tuple[int, int],
+        dtype: torch.dtype,
+        memory_format: MemoryFormat,
+        pinned: bool,
+    ) -> None:
+        """Allocate nothing yet.
+
+        Args:
+            batch_size: Pictures of a batch, at most.
+            size: Height, width.
+            dtype: Of the delivered tensors.
+            memory_format: Of the delivered tensors.
+            pinned: Whether they lie in page-locked memory.
+        """
+        self._size, self._dtype, self._channels_last = size, dtype, memory_format == "channels_last"
+        row_bytes = 3 * size[0] * size[1] * dtype.itemsize
+        self._buffers = BufferPool(pinned_or_plain((batch_size, row_bytes), pinned=pinned), keep=_KEPT_BATCHES)
+
+    def take(self, count: int) -> HeldBatch:
+        """Return memory for `count` pictures that nothing else refers to."""
+        memory = self._buffers.take()[:count]
+        values, (height, width) = torch.from_numpy(memory).view(self._dtype), self._size
+        if self._channels_last:
+            images = values.view(count, height, width, 3).permute(0, 3, 1, 2)
+        else:
+            images = values.view(count, 3, height, width)
+        return HeldBatch(memory, images, self._channels_last)

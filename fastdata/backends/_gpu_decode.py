@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastdata.backends._device import BatchFinish, to_device
+from fastdata.backends._finish import BatchFinish
 from fastdata.backends._gpu_host import HostStage, Prepared
 from fastdata.backends._gpu_resize import FIELDS, GpuResize, describe_finished
+from fastdata.backends._transfer import to_device
 from fastdata.batch import Batch, Skipped
 from fastdata.errors import BackendUnavailableError, WorkerError
 from fastdata.pipeline import EpochPlan, StepPlan

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdata.backends._buffers import BufferPool, pinned_or_plain
-from fastdata.backends._device import DeviceStage, HostBatch, InFlight, check_device
+from fastdata.backends._device import DeviceStage, HostBatch, InFlight
 from fastdata.backends._epochs import EpochsInWork
 from fastdata.backends._pools import CallerPool, Chunk, Pool, ProcessPool, Slot, ThreadPool
 from fastdata.backends._samples import REDUCING_DECODERS, ChunkResult, SampleLoader
+from fastdata.backends._transfer import check_device
 from fastdata.batch import Skipped
 from fastdata.errors import UsageError
 from fastdata.pipeline import Delivery, EpochPlan, Pipeline, StepPlan

@@ -14,49 +14,22 @@ import torch
 from numpy.typing import NDArray
 
 from fastdata._native import compiled
-from fastdata.backends._buffers import BufferPool, pinned_or_plain
-from fastdata.spec import PipelineSpec
-
-_KEPT_BATCHES = 4  # one with the caller, one being made, two that the caller may still hold
+from fastdata.backends._buffers import HeldBatch
 
 
-class LevelTable:
-    """Turns uint8 pictures into the delivered dtype and memory format. Reuses memory that no tensor refers to."""
+def look_up(levels: NDArray[np.uint8], table: torch.Tensor, batch: HeldBatch) -> None:
+    """Fill a batch.
 
-    def __init__(self, values: torch.Tensor, spec: PipelineSpec, pinned: bool) -> None:
-        """Take the table.
-
-        Args:
-            values: (3, 256) of the delivered dtype, on the CPU: what each level of each channel becomes.
-            spec: What is asked for: output size, batch size and memory format.
-            pinned: Whether the results lie in page-locked memory.
-        """
-        self._dtype = values.dtype
-        self._words = np.dtype(f"u{values.element_size()}")
-        self._table = values.contiguous().view(torch.uint8).numpy().view(self._words)
-        self._height, self._width = spec.recipe.output_size
-        self._channels_last = spec.memory_format == "channels_last"
-        row_bytes = 3 * self._height * self._width * values.element_size()
-        self._buffers = BufferPool(pinned_or_plain((spec.batch_size, row_bytes), pinned=pinned), keep=_KEPT_BATCHES)
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the delivered values.
-
-        Args:
-            images: (n, H, W, 3) uint8 on the CPU, n at most the batch size.
-
-        Returns:
-            (n, 3, H, W) of the table's dtype, contiguous in the asked memory format.
-        """
-        count, pixels = len(images), self._height * self._width
-        out = self._buffers.take()[:count]
-        pixel_step, channel_step = (3, 1) if self._channels_last else (1, pixels)
-        levels = images.contiguous().view(count, pixels, 3).numpy()
-        _look_up(levels, self._table, pixel_step, channel_step, out.view(self._words))
-        values = torch.from_numpy(out).view(self._dtype)
-        if self._channels_last:
-            return values.view(count, self._height, self._width, 3).permute(0, 3, 1, 2)
-        return values.view(count, 3, self._height, self._width)
+    Args:
+        levels: (n, pixels, 3) uint8.
+        table: (1, 3, 1, 256) of the batch's dtype, on the CPU: what each level of each channel becomes.
+        batch: Of n pictures, written.
+    """
+    words = np.dtype(f"u{table.element_size()}")
+    by_level = table.view(3, 256).view(torch.uint8).numpy().view(words)
+    pixels = levels.shape[1]
+    pixel_step, channel_step = (3, 1) if batch.channels_last else (1, pixels)
+    _look_up(levels, by_level, pixel_step, channel_step, batch.memory.view(words))
 
 
 @compiled

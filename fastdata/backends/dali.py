@@ -59,7 +59,8 @@ class DaliPipeline(Pipeline):
         _require_dali(spec.device)
         from fastdata.backends._dali_feed import FeedMaker  # imports numba and torch, which listing backends must not
         from fastdata.backends._dali_graph import DaliGraph, GraphSettings
-        from fastdata.backends._device import BatchFinish, check_device
+        from fastdata.backends._finish import BatchFinish
+        from fastdata.backends._transfer import check_device
 
         check_device(self.name, spec.device)
         if execution.workers == 0:
@@ -237,7 +238,7 @@ class DaliPipeline(Pipeline):
     def _finished(self, feed: Feed, pictures: Any) -> Batch:
         import torch
 
-        from fastdata.backends._device import to_device
+        from fastdata.backends._transfer import to_device
 
         ids = feed.step.ids[feed.kept]
         if self._finish is not None:
