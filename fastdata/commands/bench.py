@@ -101,19 +101,21 @@ def bench(
 def compare(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="The earlier benchmark file.")],
     after: Annotated[Path, typer.Argument(metavar="B.json", help="The later benchmark file.")],
-    fail_if_slower: Annotated[bool, typer.Option("--fail-if-slower", help="Exit with 1 if a row is slower.")] = False,
+    fail_if_slower: Annotated[
+        bool, typer.Option("--fail-if-slower", help="Fail if a row is slower, or if too few repeats cannot tell.")
+    ] = False,
 ) -> None:
     """Tell which rows of two benchmark files differ by more than both spread.
 
     Files of different data, machines or cache states are refused.
     """
     from fastdata.compare import compare as compare_documents
-    from fastdata.compare import show_comparison
+    from fastdata.compare import show_comparison, slower_rows
     from fastdata.report import read_document
 
     comparison = compare_documents(read_document(before), read_document(after))
     show_comparison(comparison, _screen())
-    if fail_if_slower and any(change.verdict == "slower" for change in comparison.changes):
+    if fail_if_slower and slower_rows(comparison):
         raise typer.Exit(1)
 
 
