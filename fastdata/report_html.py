@@ -70,7 +70,11 @@ def _header(document: Document) -> str:
     cards = ", ".join(str(card["name"]) for card in machine["gpus"] if card["name"]) or "none"
     versions = document["versions"]
     stack = ", ".join(f"{name} {version}" for name, version in versions.items())
-    sources = "; ".join(f"{s['kind']}: {number(s['bytes'] and s['bytes'] / 1e6)} MB" for s in dataset["sources"])
+    kinds = [source["kind"] for source in dataset["sources"]]
+    sources = "; ".join(
+        f"{s['kind'] if kinds.count(s['kind']) == 1 else s['data']}: {number(s['bytes'] and s['bytes'] / 1e6)} MB"
+        for s in dataset["sources"]
+    )
     repeats = sorted({len(row["images_per_s_runs"]) for row in document["rows"]})
     facts = {
         "Processor": f"{machine['cpu']}, {machine['cpu_cores_available']:g} cores available",
@@ -106,11 +110,12 @@ def _training_text(rows: Sequence[Row]) -> str:
 def _rate_section(title: str, text: str, rows: Sequence[Row], every: Sequence[Row]) -> str:
     highest = max(max(row["images_per_s_runs"]) for row in rows)
     cores = max(row["cpu_cores_available"] for row in rows) * max(row.get("world_size", 1) for row in rows)
-    marks = "dots: repeats"
-    if any(row["images_per_s_interval"] for row in rows):
-        marks = f"line: {confidence_text(rows)} interval; {marks}"
+    marks = "images per second"
+    if any(len(row["images_per_s_runs"]) > 1 for row in rows):
+        line = f"line: {confidence_text(rows)} interval; " if any(row["images_per_s_interval"] for row in rows) else ""
+        marks += f", median; {line}dots: repeats"
     cells = [
-        f'<div class="head"></div><div class="head">images per second, median; {marks}</div>'
+        f'<div class="head"></div><div class="head">{marks}</div>'
         f'<div class="head">CPU % (of {100 * cores:,.0f})</div><div class="head">GPU % busy</div>'
     ]
     for row in rows:
@@ -220,15 +225,17 @@ def _wait_figure(row: Row, every: Sequence[Row]) -> str:
 
 
 def _table_section(rows: Sequence[Row]) -> str:
+    intervals = any(row["images_per_s_interval"] for row in rows)
+    sure = f" Interval: {confidence_text(rows)}, of the median." if intervals else ""
     texts = ("row", "mode", "cache", "batch", "workers", "output")
     head = "".join(f'<th class="text">{name}</th>' for name in texts)
     head += "<th>img/s</th><th>interval</th>" + "".join(f"<th>{name}</th>" for name, _, _ in _COLUMNS)
     repeated = repeated_kinds(rows)
     body = "".join(f"<tr>{''.join(_table_cells(row, repeated))}</tr>" for row in rows)
     return (
-        '<section><h2>All figures</h2><p class="soft">Medians over the repeats. n/a: could not be read; the reason '
-        f'stands below.</p><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        "</section>"
+        '<section><h2>All figures</h2><p class="soft">Medians over the repeats. n/a: no figure; the reason '
+        f'stands below.{sure}</p><div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div></section>"
     )
 
 

@@ -199,6 +199,7 @@ def test_without_enough_repeats_nothing_looks_like_an_interval() -> None:
     html = render_html(document)
     assert 'class="range"' not in html
     assert html.count('class="dot"') == 3
+    assert "images per second, median; dots: repeats" in html
     assert "3 repeats" in html
     assert "interval; dots" not in html
 
