@@ -22,7 +22,8 @@ from fastdata.benchmark import METERS, interleave, make_row, merge_ranks, run_be
 from fastdata.errors import FastDataError, UsageError
 from fastdata.fresh import MeasureCancelled, MeasureError, run_fresh
 from fastdata.job import Job, join_job
-from fastdata.measure import Task, measure, thin_out
+from fastdata.measure import Loader, Stream, Task, _window, measure, thin_out
+from fastdata.monitor import Usage
 from fastdata.spread import TOO_FEW_REPEATS
 from fastdata.training import RUN_AHEAD_STEPS, WAIT_HIDDEN, Trainer
 
@@ -203,6 +204,32 @@ def test_fewer_than_five_repeats_have_no_interval_and_the_row_says_so() -> None:
     row = make_row(task, repeats_of(task, 5))
     assert row["images_per_s_interval_confidence"] == 0.9375
     assert "images_per_s_interval" not in row["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "known"),
+    [
+        ("loader", "cpu", True),
+        ("loader", "cuda:0", True),
+        ("train", "cpu", True),
+        ("train", "cuda:0", False),
+        ("synthetic", "cuda:0", False),
+    ],
+)
+def test_the_share_of_waiting_is_known_except_where_a_gpu_hides_waits(
+    monkeypatch: pytest.MonkeyPatch, mode: Any, device: str, known: bool
+) -> None:
+    monkeypatch.setattr("fastdata.training.synchronise", lambda _: None)
+    figures = _window(
+        stub_task("none", mode=mode, device=device, seconds=0.0),
+        Stream(Loader([None] * 10, ready_batches=0)),
+        SimpleNamespace(check=lambda _: 8),  # type: ignore[arg-type]
+        None if mode == "loader" else SimpleNamespace(step=lambda _: None),
+        SimpleNamespace(world_size=1, barrier=lambda: None),
+        SimpleNamespace(open_window=lambda: None, close_window=lambda: Usage(1.0, {}, 1)),
+    )
+    assert (figures["data_wait_percent"] is not None) == known
+    assert len(figures["waits"]) == 5
 
 
 def test_a_row_without_a_share_of_waiting_says_why() -> None:

@@ -41,7 +41,9 @@ def bench(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples a batch and rank.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a window, at least.")] = 10.0,
     min_batches: Annotated[int, typer.Option(min=1, help="Batches in a window, at least.")] = 10,
-    repeats: Annotated[int, typer.Option(min=1, help="Fresh processes for each row.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Fresh processes for each row; fewer than 5 give no interval.")
+    ] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="One repeat of 3 s: a first look, without a spread.")] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="Workers. Default: the usable cores.")] = None,
     prefetch: Annotated[int, typer.Option(min=1, help="Batches made ahead.")] = 2,
