@@ -199,10 +199,11 @@ def summarize(rows: Sequence[dict[str, Any]], base: str, ratio_name: str) -> dic
     for name in dict.fromkeys(row["name"] for row in rows if "error" not in row):
         mine = [row for row in rows if row["name"] == name and "error" not in row]
         shares = [row["cpu_percent"] / row["cpu_cores_available"] for row in mine if row.get("cpu_percent") is not None]
+        waits = [row["data_wait_percent"] for row in mine]
         found[name] = {
             "images_per_s": statistics.median(row["images_per_s"] for row in mine),
             "runs": [round(row["images_per_s"], 1) for row in mine],
-            "data_wait_percent": statistics.median(row["data_wait_percent"] for row in mine),
+            "data_wait_percent": None if None in waits else statistics.median(waits),
             "cpu_percent_of_cores": statistics.median(shares) if shares else None,
             "options": mine[0]["options"],
         }

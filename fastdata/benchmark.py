@@ -13,7 +13,8 @@ from fastdata.fresh import MeasureError
 from fastdata.job import Job
 from fastdata.measure import Task
 from fastdata.pagecache import CacheKeeper
-from fastdata.spread import median_interval, spread_percent
+from fastdata.spread import TOO_FEW_REPEATS, median_confidence, median_interval, spread_percent
+from fastdata.training import WAIT_HIDDEN
 
 METERS = (
     "cpu_percent",
@@ -27,6 +28,8 @@ METERS = (
     "gpu_power_w",
 )
 """Readings that a row holds as the median of its repeats, or as null with a reason."""
+WINDOW_TOLERANCE = 0.05
+"""Share by which windows of ranks on one machine may differ where their CPU time is told from others'."""
 SUMMED_OVER_RANKS = {"cpu_percent", "peak_memory_mb", "disk_read_mb", "gpu_memory_mb", "gpu_power_w"}
 
 Progress = Callable[[int, int, Task, str], None]
@@ -107,11 +110,12 @@ def merge_ranks(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "window_s": window_s,
         "images_per_s": images / window_s,
         "first_batch_s": max(f["first_batch_s"] for f in figures),
-        "data_wait_percent": statistics.fmean(f["data_wait_percent"] for f in figures),
+        "data_wait_percent": _middle(statistics.fmean, [f["data_wait_percent"] for f in figures]),
         "skipped": sum(f["skipped"] for f in figures),
         "fallbacks": dict(sum((Counter(f["fallbacks"]) for f in figures), Counter())),
         "processes": sum(f["processes"] for f in figures),
-        "readings": {name: _merge_readings(name, [f["readings"][name] for f in figures]) for name in METERS},
+        "readings": {name: _merge_readings(name, [f["readings"][name] for f in figures]) for name in METERS}
+        | {"other_cpu_percent": _other_cpu(figures)},
         "ranks": [
             {key: f[key] for key in ("images", "window_s", "images_per_s", "data_wait_percent", "first_batch_s")}
             for f in figures
@@ -146,10 +150,11 @@ def make_row(task: Task, runs: Sequence[dict[str, Any]]) -> Row:
         "images_per_s": statistics.median(rates),
         "images_per_s_runs": rates,
         "images_per_s_interval": list(interval) if interval else None,
+        "images_per_s_interval_confidence": median_confidence(len(rates)),
         "images_per_s_spread_percent": spread_percent(rates),
         "cpu_cores_available": runs[0]["cpu_cores_available"],
         "first_batch_s": statistics.median(run["first_batch_s"] for run in runs),
-        "data_wait_percent": statistics.median(run["data_wait_percent"] for run in runs),
+        "data_wait_percent": _middle(statistics.median, [run["data_wait_percent"] for run in runs]),
         "images": sum(run["images"] for run in runs),
         "batches": sum(run["batches"] for run in runs),
         "window_s": statistics.median(run["window_s"] for run in runs),
@@ -162,7 +167,11 @@ def make_row(task: Task, runs: Sequence[dict[str, Any]]) -> Row:
         "share_of_ceiling_percent": None,
     }
     if interval is None:
-        reasons["images_per_s_interval"] = reasons["images_per_s_spread_percent"] = "one repeat has no spread"
+        reasons["images_per_s_interval"] = reasons["images_per_s_interval_confidence"] = TOO_FEW_REPEATS
+    if row["images_per_s_spread_percent"] is None:
+        reasons["images_per_s_spread_percent"] = "one repeat has no spread"
+    if row["data_wait_percent"] is None:
+        reasons["data_wait_percent"] = WAIT_HIDDEN
     if task.mode != "train":
         reasons["share_of_ceiling_percent"] = "only training rows have a ceiling"
     ends = [run["epoch_end_s"] for run in runs if run["epoch_end_s"] is not None]
@@ -213,6 +222,34 @@ def _merge_readings(name: str, readings: Sequence[dict[str, Any]]) -> dict[str, 
             return reading
     values = [reading["value"] for reading in readings]
     return {"value": sum(values) if name in SUMMED_OVER_RANKS else statistics.fmean(values), "reason": ""}
+
+
+def _other_cpu(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what processes outside of the job used, on the machine where they used most.
+
+    A rank's own reading counts the other ranks of its machine as others. Their CPU time is subtracted, which is right
+    where their windows, which open together, are also equally long.
+    """
+    machines: dict[str, list[dict[str, Any]]] = {}
+    for rank in figures:
+        machines.setdefault(rank["machine_id"], []).append(rank)
+    others = []
+    for ranks in machines.values():
+        longest = max(ranks, key=lambda rank: float(rank["window_s"]))
+        reading = longest["readings"]["other_cpu_percent"]
+        if reading["value"] is None:
+            return dict(reading)
+        if min(rank["window_s"] for rank in ranks) < (1 - WINDOW_TOLERANCE) * longest["window_s"]:
+            return {"value": None, "reason": "ranks of one machine ended their windows at different times"}
+        cpu_s = [rank["readings"]["cpu_percent"]["value"] * rank["window_s"] for rank in ranks if rank is not longest]
+        others.append(max(0.0, reading["value"] - sum(cpu_s) / longest["window_s"]))
+    return {"value": max(others), "reason": ""}
+
+
+def _middle(of: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
+    """Return the middle of values, or None where one is missing."""
+    known = [value for value in values if value is not None]
+    return of(known) if len(known) == len(values) else None
 
 
 def _cache_of(states: Sequence[dict[str, Any]], reasons: dict[str, str]) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def measure(task: Task) -> dict[str, Any]:
         FastDataError: The loader fails, delivers something else than asked, or has too few batches.
     """
     from fastdata.gpu import open_gpu_meter
-    from fastdata.monitor import Monitor, cores_available
+    from fastdata.monitor import Monitor, cores_available, machine_id
     from fastdata.ranks import Ranks
     from fastdata.training import Trainer, cached_batch, synchronise
 
@@ -255,6 +255,7 @@ def measure(task: Task) -> dict[str, Any]:
         "first_batch_s": first_batch_s,
         "warmup_batches": dropped,
         "cpu_cores_available": cores_available(),
+        "machine_id": machine_id(),
         "output": contract.text(),
         "facts": loader.facts,
         "training": trainer.describe() if trainer else None,
@@ -345,12 +346,13 @@ def _window(task: Task, stream: Stream, contract: _Contract, trainer: Any, ranks
     waits = stream.waits[first_wait:]
     epoch_ends = stream.epoch_ends[first_epoch_end:]
     window_s = closed - opened
+    runs_ahead = trainer is not None and task.device.startswith("cuda")  # see training.WAIT_HIDDEN
     return {
         "images": images,
         "batches": batches,
         "window_s": window_s,
         "images_per_s": images / window_s,
-        "data_wait_percent": 100.0 * sum(wait for _, wait in waits) / window_s,
+        "data_wait_percent": None if runs_ahead else 100.0 * sum(wait for _, wait in waits) / window_s,
         "waits": thin_out([(at - opened, wait) for at, wait in waits]),
         "epoch_ends": len(epoch_ends),
         "epoch_end_s": sum(epoch_ends) / len(epoch_ends) if epoch_ends else None,

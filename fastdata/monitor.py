@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import threading
 import time
 from dataclasses import dataclass
@@ -66,6 +67,14 @@ def cores_available() -> float:
     """Return the cores that this machine gives to this process: affinity, bounded by the cgroup's CPU quota."""
     quota = cgroup_quota_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
     return min(float(affinity_cores()), quota) if quota is not None else float(affinity_cores())
+
+
+def machine_id() -> str:
+    """Return what processes of one machine have in common, in containers too: they share the CPU time counters."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
 
 
 def read_tree_usage(pid: int) -> TreeUsage:

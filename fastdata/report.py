@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fastdata.errors import FastDataError
 from fastdata.machine import describe_machine, describe_versions
+from fastdata.spread import CONFIDENCE, MIN_REPEATS, median_confidence
 from fastdata.wording import counted
 
 if TYPE_CHECKING:
@@ -46,9 +48,13 @@ METHOD = (
     "Memory: the highest sampled proportional set size (PSS) of the tree, so that shared pages count once.",
     "Time to first batch: from the loader's constructor to the first batch on the device; the import of torch and the"
     " start of CUDA come before it.",
-    "Wait: the time that the loop spends in fetching the next batch. A loop that only fetches waits nearly always; in"
-    " training, what waiting costs is what the share of the ceiling lacks.",
-    "Intervals are 95 % bootstrap intervals of the median over repeats.",
+    "Wait: the time that the loop spends in fetching the next batch. A loop that only fetches waits nearly always. In"
+    " training on a GPU the host runs ahead, and a wait may hide behind the GPU's work: there is no figure, and what"
+    " waiting costs is what the share of the ceiling lacks.",
+    "Intervals are of the median over repeats, from one of the repeats to another; they hold whatever the distribution"
+    f" of the rates: with {MIN_REPEATS} repeats in {100 * (median_confidence(MIN_REPEATS) or 0):.1f} % of cases, with"
+    f" more in at least {100 * CONFIDENCE:.0f} %. Fewer repeats have none.",
+    "Under torchrun, others' CPU is what all ranks of a machine leave of its CPU time.",
 )
 """How the figures came about, in sentences for readers of the report."""
 
@@ -56,6 +62,7 @@ _SILENT_REASONS = {
     "share_of_ceiling_percent",
     "epoch_end_s",
     "images_per_s_spread_percent",
+    "images_per_s_interval_confidence",
     "cache_resident_percent",
     "other_cpu_percent",
 }
@@ -128,19 +135,37 @@ def read_document(path: Path) -> Document:
     return cast("Document", document)
 
 
-def row_name(row: dict[str, Any]) -> str:
-    """Return a short name for a row: backend, source, and order where it is not the full permutation."""
+def repeated_kinds(rows: Iterable[dict[str, Any]]) -> frozenset[str]:
+    """Return the kinds of source of which the rows read two or more data: rows of these go by their data."""
+    kinds = {(row["data"], str(row.get("source"))) for row in rows if row["mode"] != "synthetic"}
+    return frozenset(kind for kind, count in Counter(kind for _, kind in kinds).items() if count > 1)
+
+
+def source_name(row: dict[str, Any], repeated: frozenset[str]) -> str:
+    """Return what a row reads: the kind of source, or its data where the kind is one of `repeated`."""
+    kind = row.get("source")
+    return str(row["data"] if not kind or kind in repeated else kind)
+
+
+def row_name(row: dict[str, Any], repeated: frozenset[str] = frozenset()) -> str:
+    """Return a short name for a row: backend, source, and order where it is not the full permutation.
+
+    Args:
+        row: Of a benchmark file.
+        repeated: From `repeated_kinds`.
+    """
     if row["mode"] == "synthetic":
         return "ceiling (one cached batch)"
-    name = f"{row['backend']} · {row.get('source') or row.get('data')}"
+    name = f"{row['backend']} · {source_name(row, repeated)}"
     return f"{name} · {row['order']}" if str(row.get("order", "")).startswith("blocks") else name
 
 
 def collect_notes(document: Document) -> list[str]:
     """Return what a reader must know besides the figures, each once: reasons of missing values, caches, failures."""
     notes: dict[str, list[str]] = {}
+    repeated = repeated_kinds(document["rows"])
     for row in document["rows"]:
-        name = row_name(row)
+        name = row_name(row, repeated)
         for field, reason in row.get("reasons", {}).items():
             if field not in _SILENT_REASONS:
                 notes.setdefault(reason, [])
@@ -188,7 +213,7 @@ def show(document: Document, console: Console) -> None:
     columns, left_out = _fitting_columns(rows, console.width - min(_LABEL_CHARACTERS, max(map(len, labels), default=0)))
     caption = "CPU %: the whole process tree, 100 = one core. Memory: PSS of the tree."
     if any(row.get("images_per_s_interval") is not None for row in rows):
-        caption += " Interval: 95 % over repeats."
+        caption += f" Interval: of the median over repeats, {confidence_text(rows)}."
     if left_out:
         names = ", ".join(column.heading for column in left_out)
         caption = f"CPU %: the whole process tree, 100 = one core. A wider terminal and --json also have: {names}."
@@ -204,12 +229,12 @@ def show(document: Document, console: Console) -> None:
         console.print(f"- {line}", markup=False, highlight=False)
 
 
-def _facts(row: dict[str, Any], by_data: bool) -> list[str]:
+def _facts(row: dict[str, Any], repeated: frozenset[str]) -> list[str]:
     """Return what tells rows apart besides the backend, each part in words."""
     model = (row.get("training") or {}).get("model", "").rpartition(":")[2]
     order = str(row.get("order") or "")
     return [
-        str(row["data"] if by_data else row.get("source") or row["data"]),
+        source_name(row, repeated),
         order if order.startswith("blocks") else "",
         f"{row['mode']} {model}".rstrip(),
         f"{row['cache']} cache",
@@ -219,9 +244,8 @@ def _facts(row: dict[str, Any], by_data: bool) -> list[str]:
 def _told_apart(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the facts of each row that is fed from files; data stand for their kind where two are of one kind."""
     fed = [row for row in rows if row["mode"] != "synthetic"]
-    kinds = {(row["data"], row.get("source")) for row in fed}
-    by_data = len({kind for _, kind in kinds}) < len({data for data, _ in kinds})
-    return [_facts(row, by_data) for row in fed]
+    repeated = repeated_kinds(fed)
+    return [_facts(row, repeated) for row in fed]
 
 
 def _shared_facts(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -249,6 +273,13 @@ def interval_text(row: dict[str, Any]) -> str:
     """Return the row's interval as text."""
     interval = row.get("images_per_s_interval")
     return "n/a" if interval is None else f"{interval[0]:,.0f}-{interval[1]:,.0f}"
+
+
+def confidence_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Return with which confidence the rows' intervals hold the median: "94 %", or the range where repeats differ."""
+    counts = {len(row["images_per_s_runs"]) for row in rows if row.get("images_per_s_interval") is not None}
+    percents = [f"{100 * confidence:.0f}" for count in counts if (confidence := median_confidence(count)) is not None]
+    return "-".join(sorted({min(percents), max(percents)})) + " %" if percents else "n/a"
 
 
 def _ceiling_text(row: dict[str, Any]) -> str:
@@ -282,7 +313,7 @@ _COLUMNS = (
     _Column("JPEG %", lambda row: number(row["jpeg_engine_percent"]), 4, "jpeg_engine_percent"),
     _Column("first s", lambda row: number(row["first_batch_s"], 2), 7),
     _Column("mem MB", lambda row: number(row["peak_memory_mb"]), 3),
-    _Column("wait %", lambda row: number(row["data_wait_percent"]), 2),
+    _Column("wait %", lambda row: number(row["data_wait_percent"]), 2, "data_wait_percent"),
     _Column("skipped", lambda row: number(row["skipped"]), 2),
 )
 

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from fastdata.report import Document, collect_notes, interval_text, number, row_name
+from fastdata.report import (
+    Document,
+    collect_notes,
+    confidence_text,
+    interval_text,
+    number,
+    repeated_kinds,
+    row_name,
+    source_name,
+)
 from fastdata.report_style import STYLE
 from fastdata.wording import counted
 
@@ -61,7 +70,11 @@ def _header(document: Document) -> str:
     cards = ", ".join(str(card["name"]) for card in machine["gpus"] if card["name"]) or "none"
     versions = document["versions"]
     stack = ", ".join(f"{name} {version}" for name, version in versions.items())
-    sources = "; ".join(f"{s['kind']}: {number(s['bytes'] and s['bytes'] / 1e6)} MB" for s in dataset["sources"])
+    kinds = [source["kind"] for source in dataset["sources"]]
+    sources = "; ".join(
+        f"{s['kind'] if kinds.count(s['kind']) == 1 else s['data']}: {number(s['bytes'] and s['bytes'] / 1e6)} MB"
+        for s in dataset["sources"]
+    )
     repeats = sorted({len(row["images_per_s_runs"]) for row in document["rows"]})
     facts = {
         "Processor": f"{machine['cpu']}, {machine['cpu_cores_available']:g} cores available",
@@ -97,13 +110,17 @@ def _training_text(rows: Sequence[Row]) -> str:
 def _rate_section(title: str, text: str, rows: Sequence[Row], every: Sequence[Row]) -> str:
     highest = max(max(row["images_per_s_runs"]) for row in rows)
     cores = max(row["cpu_cores_available"] for row in rows) * max(row.get("world_size", 1) for row in rows)
+    marks = "images per second"
+    if any(len(row["images_per_s_runs"]) > 1 for row in rows):
+        line = f"line: {confidence_text(rows)} interval; " if any(row["images_per_s_interval"] for row in rows) else ""
+        marks += f", median; {line}dots: repeats"
     cells = [
-        '<div class="head"></div><div class="head">images per second, median; line: 95 % interval; dots: repeats</div>'
+        f'<div class="head"></div><div class="head">{marks}</div>'
         f'<div class="head">CPU % (of {100 * cores:,.0f})</div><div class="head">GPU % busy</div>'
     ]
     for row in rows:
         color = _color(row, every)
-        cells.append(_name(row))
+        cells.append(_name(row, every))
         cells.append(_rate_cell(row, highest, color))
         cells.append(_share_cell("CPU", row["cpu_percent"], 100 * cores, color, row))
         cells.append(_share_cell("GPU", row["gpu_util_percent"], 100.0, color, row))
@@ -112,11 +129,11 @@ def _rate_section(title: str, text: str, rows: Sequence[Row], every: Sequence[Ro
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: Row, every: Sequence[Row]) -> str:
     if row["mode"] == "synthetic":
         return '<div class="name">one cached batch<small>the ceiling</small></div>'
     order = f", {row['order']}" if str(row["order"]).startswith("blocks") else ""
-    note = f"{row['source']}{order}, {row['cache']}"
+    note = f"{source_name(row, repeated_kinds(every))}{order}, {row['cache']}"
     return f'<div class="name">{escape(row["backend"])}<small>{escape(note)}</small></div>'
 
 
@@ -127,12 +144,13 @@ def _rate_cell(row: Row, highest: float, color: str) -> str:
     if interval:
         low, high = (value * scale for value in interval)
         marks += f'<span class="range" style="left:{low:.2f}%;width:{high - low:.2f}%"></span>'
-        dots = (f'<span class="dot" style="left:{value * scale:.2f}%"></span>' for value in row["images_per_s_runs"])
-        marks += "".join(dots)
-    spread = f"<small>{interval_text(row)}</small>" if interval else "<small>one repeat</small>"
+    runs = row["images_per_s_runs"]
+    if len(runs) > 1:
+        marks += "".join(f'<span class="dot" style="left:{value * scale:.2f}%"></span>' for value in runs)
+    spread = interval_text(row) if interval else counted(len(runs), "repeat")
     return (
         f'<div class="cell" style="--color:{color}"><span class="label">img/s</span><div class="track">{marks}</div>'
-        f'<div class="value"><b>{row["images_per_s"]:,.0f}</b>{spread}</div></div>'
+        f'<div class="value"><b>{row["images_per_s"]:,.0f}</b><small>{spread}</small></div></div>'
     )
 
 
@@ -155,7 +173,7 @@ def _ceiling_section(training: Sequence[Row], every: Sequence[Row]) -> str:
     cells = []
     for row in rows:
         share = row["share_of_ceiling_percent"]
-        cells.append(_name(row))
+        cells.append(_name(row, every))
         cells.append(
             f'<div class="cell" style="--color:{_color(row, every)}"><div class="track">'
             f'<span class="fill" style="width:{100 * share / whole:.2f}%"></span>'
@@ -171,14 +189,19 @@ def _ceiling_section(training: Sequence[Row], every: Sequence[Row]) -> str:
 
 
 def _wait_section(rows: Sequence[Row]) -> str:
-    drawn = [row for row in rows if row["mode"] != "synthetic" and len(row["waits"]) > 1]
+    fed = [row for row in rows if row["mode"] != "synthetic" and len(row["waits"]) > 1]
+    drawn = [row for row in fed if row["data_wait_percent"] is not None]
     if not drawn:
         return ""
     figures = "".join(_wait_figure(row, rows) for row in drawn)
+    hidden = (
+        " Training rows are not drawn: waits there may hide behind the GPU's work." if len(drawn) < len(fed) else ""
+    )
     return (
         "<section><h2>Wait for each batch</h2>"
         '<p class="soft">Milliseconds that the loop waited for each batch of the last repeat, over the seconds of the '
-        "window. Regular spikes are ends of epochs, or workers that deliver in turn. Each plot has its own scale.</p>"
+        "window. Regular spikes are ends of epochs, or workers that deliver in turn. Each plot has its own scale."
+        f"{hidden}</p>"
         f'<div class="lines">{figures}</div></section>'
     )
 
@@ -191,7 +214,7 @@ def _wait_figure(row: Row, every: Sequence[Row]) -> str:
         f"{'M' if i == 0 else 'L'}{_PLOT_WIDTH * at / end_s:.1f} {2 + (_PLOT_HEIGHT - 4) * (1 - wait / highest):.1f}"
         for i, (at, wait) in enumerate(waits)
     )
-    label = f"{row_name(row)}, {row['mode']}"
+    label = f"{row_name(row, repeated_kinds(every))}, {row['mode']}"
     return (
         f'<figure style="--color:{_color(row, every)}"><figcaption><span>{escape(label)}</span>'
         f'<span class="soft">highest {1e3 * highest:,.1f} ms</span></figcaption>'
@@ -202,27 +225,34 @@ def _wait_figure(row: Row, every: Sequence[Row]) -> str:
 
 
 def _table_section(rows: Sequence[Row]) -> str:
+    intervals = any(row["images_per_s_interval"] for row in rows)
+    sure = f" Interval: {confidence_text(rows)}, of the median." if intervals else ""
     texts = ("row", "mode", "cache", "batch", "workers", "output")
     head = "".join(f'<th class="text">{name}</th>' for name in texts)
-    head += "<th>img/s</th><th>95 % interval</th>" + "".join(f"<th>{name}</th>" for name, _, _ in _COLUMNS)
-    body = "".join(f"<tr>{''.join(_table_cells(row))}</tr>" for row in rows)
+    head += "<th>img/s</th><th>interval</th>" + "".join(f"<th>{name}</th>" for name, _, _ in _COLUMNS)
+    repeated = repeated_kinds(rows)
+    body = "".join(f"<tr>{''.join(_table_cells(row, repeated))}</tr>" for row in rows)
     return (
-        '<section><h2>All figures</h2><p class="soft">Medians over the repeats. n/a: could not be read; the reason '
-        f'stands below.</p><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        "</section>"
+        '<section><h2>All figures</h2><p class="soft">Medians over the repeats. n/a: no figure; the reason '
+        f'stands below.{sure}</p><div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div></section>"
     )
 
 
-def _table_cells(row: Row) -> Iterable[str]:
+def _table_cells(row: Row, repeated: frozenset[str]) -> Iterable[str]:
     cache = "-" if row["mode"] == "synthetic" else row["cache"]
-    yield f"<td>{escape(row_name(row))}</td>"
+    yield f"<td>{escape(row_name(row, repeated))}</td>"
     for text in (row["mode"], cache, row["batch_size"], row["workers"], row["output"]):
         yield f'<td class="text">{escape(str(text))}</td>'
-    yield f"<td>{number(row['images_per_s'])}</td><td>{interval_text(row)}</td>"
+    yield f"<td>{number(row['images_per_s'])}</td>"
+    yield f"<td{_reason_title(row, 'images_per_s_interval')}>{interval_text(row)}</td>"
     for _, field, digits in _COLUMNS:
-        reason = row["reasons"].get(field, "")
-        title = f' title="{escape(reason, quote=True)}"' if reason else ""
-        yield f"<td{title}>{number(row[field], digits)}</td>"
+        yield f"<td{_reason_title(row, field)}>{number(row[field], digits)}</td>"
+
+
+def _reason_title(row: Row, field: str) -> str:
+    reason = row["reasons"].get(field, "")
+    return f' title="{escape(reason, quote=True)}"' if reason else ""
 
 
 def _notes_section(document: Document) -> str:

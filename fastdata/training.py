@@ -19,9 +19,18 @@ RUN_AHEAD_STEPS = 2
 """Steps that the host may launch before the device has finished the oldest: enough to keep the device busy, few enough
 that the loop feels a late batch."""
 
+WAIT_HIDDEN = (
+    f"in training on a GPU the host runs up to {RUN_AHEAD_STEPS} steps ahead, so that a wait may hide behind the GPU's"
+    " work: the share of the ceiling tells what waiting costs"
+)
+"""Why a row has no share of time spent in waiting for data."""
+
 
 def synchronise(device: str) -> None:
-    """Wait until the device has finished all that it was given; "cpu" has always."""
+    """Wait until the device has finished all that it was given; "cpu" has always.
+
+    On a GPU it may spin: for the ends of windows, not for their inside.
+    """
     if device.startswith("cuda"):
         import torch
 
@@ -80,7 +89,7 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._device.startswith("cuda"):
-            event = torch.cuda.Event()
+            event = torch.cuda.Event(blocking=True)  # otherwise waiting for it spins, and counts as CPU time
             event.record()
             self._running.append(event)
             if len(self._running) > RUN_AHEAD_STEPS:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fastdata.cli import make_app
 from fastdata.compare import ComparisonError, compare
 from fastdata.report import write_document
+from fastdata.spread import TOO_FEW_REPEATS
 
 _spec = importlib.util.spec_from_file_location("report_files", Path(__file__).with_name("test_report.py"))
 assert _spec is not None
@@ -36,7 +37,8 @@ def two(before: Any, after: Any) -> Any:
         ((109.0, 109.5, 110.0, 110.5, 111.0), "faster"),
         ((89.0, 89.5, 90.0, 90.5, 91.0), "slower"),
         ((60.0, 80.0, 90.0, 120.0, 140.0), "same within the spread"),  # 10 % slower, but nobody can tell
-        ((50.0,), "unknown: one repeat"),
+        ((50.0,), f"unknown: {TOO_FEW_REPEATS}"),
+        (STEADY[:4], f"unknown: {TOO_FEW_REPEATS}"),
     ],
 )
 def test_a_change_counts_only_beyond_the_spread_of_both_files(after: tuple[float, ...], verdict: str) -> None:
@@ -105,3 +107,64 @@ def test_the_command_tells_the_change_and_fails_on_slower_rows_when_asked(tmp_pa
     assert "slower" in told.output
     assert CliRunner().invoke(make_app(), ["compare", *map(str, paths), "--fail-if-slower"]).exit_code == 1
     assert CliRunner().invoke(make_app(), ["compare", *map(str, reversed(paths)), "--fail-if-slower"]).exit_code == 0
+
+
+def test_a_gate_does_not_pass_where_too_few_repeats_cannot_tell(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in paths:
+        write_document(make_file([make_row(rates=STEADY[:3])]), path)
+    told = CliRunner().invoke(make_app(), ["compare", *map(str, paths)], env={"COLUMNS": "140"})
+    assert told.exit_code == 0
+    assert "n/a" in told.output
+    gate = CliRunner().invoke(make_app(), ["compare", *map(str, paths), "--fail-if-slower"])
+    assert gate.exit_code == 1
+    assert isinstance(gate.exception, ComparisonError)
+    assert TOO_FEW_REPEATS in str(gate.exception)
+
+
+def shard_sets(**rates: float) -> Any:
+    """Return a file whose rows read two or more sets of shards of the same samples."""
+    rows = [
+        make_row(data=data, source="shards", rates=tuple(rate / 100 * value for value in STEADY))
+        for data, rate in rates.items()
+    ]
+    document = make_file(rows)
+    document["dataset"]["sources"] = [
+        {"data": data, "kind": "shards", "files": 8, "bytes": 1000 + len(data)} for data in rates
+    ]
+    return document
+
+
+def test_two_sets_of_shards_in_one_file_are_compared_each_with_itself() -> None:
+    found = compare(shard_sets(plain=100.0, resized=300.0), shard_sets(resized=300.0, plain=50.0))
+    assert [(change.name, change.before, change.verdict) for change in found.changes] == [
+        ("pil · plain", 100.0, "slower"),
+        ("pil · resized", 300.0, "same within the spread"),
+    ]
+    assert found.unmatched == []
+
+
+def test_a_set_of_shards_that_one_file_lacks_is_named_by_its_data() -> None:
+    found = compare(shard_sets(plain=100.0), shard_sets(plain=100.0, resized=300.0))
+    assert [change.name for change in found.changes] == ["pil · plain"]
+    assert [text.split(",")[0] for text in found.unmatched] == ["only in the second: pil · resized"]
+
+
+def test_one_of_two_sets_of_shards_with_other_bytes_is_refused() -> None:
+    other = shard_sets(plain=100.0, resized=300.0)
+    other["dataset"]["sources"][0]["bytes"] += 1
+    with pytest.raises(ComparisonError, match="bytes"):
+        compare(shard_sets(plain=100.0, resized=300.0), other)
+
+
+@pytest.mark.parametrize("caches", [("warm", "cold"), ("cold", "warm")])
+def test_warm_and_cold_rows_of_one_file_are_told_apart_in_either_order(caches: tuple[str, str]) -> None:
+    both = make_file([make_row(cache=cache) for cache in caches])
+    found = compare(both, make_file([make_row(cache="cold")]))
+    assert len(found.changes) == 1
+    assert [text.rsplit(", ", 1)[1] for text in found.unmatched] == ["warm"]
+
+
+def test_rows_that_nothing_tells_apart_are_refused_instead_of_one_being_lost() -> None:
+    with pytest.raises(ComparisonError, match="the second file: two rows pil · folder"):
+        compare(make_file([make_row()]), make_file([make_row(), make_row()]))

@@ -12,16 +12,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from fastdata.benchmark import interleave, make_row, run_benchmark, with_synthetic
+from fastdata.benchmark import METERS, interleave, make_row, merge_ranks, run_benchmark, with_synthetic
 from fastdata.errors import FastDataError, UsageError
 from fastdata.fresh import MeasureCancelled, MeasureError, run_fresh
 from fastdata.job import Job, join_job
-from fastdata.measure import Task, measure, thin_out
-from fastdata.spread import median_interval, ratio_interval, spread_percent
+from fastdata.measure import Loader, Stream, Task, _window, measure, thin_out
+from fastdata.monitor import Usage
+from fastdata.spread import TOO_FEW_REPEATS
+from fastdata.training import RUN_AHEAD_STEPS, WAIT_HIDDEN, Trainer
 
 TESTS = str(Path(__file__).parent)
 
@@ -160,19 +164,19 @@ def test_a_row_that_fails_is_reported_and_the_others_are_measured(tmp_path: Path
     seen: list[str] = []
     outcome = run_benchmark(
         [stub_task("that_raises", **quick), stub_task("endless", **quick)],
-        3,
+        5,
         InProcessJob(),
         lambda *told: seen.append(told[-1]),
     )
     assert [row["backend"] for row in outcome.rows] == ["endless"]
     assert [failure["backend"] for failure in outcome.failures] == ["that_raises"]
     row = outcome.rows[0]
-    assert len(row["images_per_s_runs"]) == 3
+    assert len(row["images_per_s_runs"]) == 5
     assert row["images_per_s_interval"][0] <= row["images_per_s"] <= row["images_per_s_interval"][1]
     assert row["cache"] == "warm"
     assert row["gpu_util_percent"] is None
     assert "uses no GPU" in row["reasons"]["gpu_util_percent"]
-    assert len(seen) == 6
+    assert len(seen) == 10
 
 
 def test_training_rows_get_their_share_of_the_ceiling(tmp_path: Path) -> None:
@@ -184,11 +188,55 @@ def test_training_rows_get_their_share_of_the_ceiling(tmp_path: Path) -> None:
     assert share == pytest.approx(100 * outcome.rows[1]["images_per_s"] / outcome.rows[0]["images_per_s"])
 
 
-def test_one_repeat_has_no_interval_and_says_so() -> None:
+def repeats_of(task: Task, count: int, **changes: Any) -> list[dict[str, Any]]:
+    cache = {"cache": "warm", "resident_percent": 100.0, "note": ""}
+    return [measure(task) | {"cache_state": cache} | changes] * count
+
+
+def test_fewer_than_five_repeats_have_no_interval_and_the_row_says_so() -> None:
     task = stub_task("endless", seconds=0.1, warmup_s=0.0)
-    row = make_row(task, [measure(task) | {"cache_state": {"cache": "warm", "resident_percent": 100.0, "note": ""}}])
-    assert row["images_per_s_interval"] is None
-    assert row["reasons"]["images_per_s_interval"]
+    for count in (1, 4):
+        row = make_row(task, repeats_of(task, count))
+        assert row["images_per_s_interval"] is None
+        assert row["images_per_s_interval_confidence"] is None
+        assert row["reasons"]["images_per_s_interval"] == TOO_FEW_REPEATS
+        assert (row["images_per_s_spread_percent"] is None) == (count == 1)
+    row = make_row(task, repeats_of(task, 5))
+    assert row["images_per_s_interval_confidence"] == 0.9375
+    assert "images_per_s_interval" not in row["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "known"),
+    [
+        ("loader", "cpu", True),
+        ("loader", "cuda:0", True),
+        ("train", "cpu", True),
+        ("train", "cuda:0", False),
+        ("synthetic", "cuda:0", False),
+    ],
+)
+def test_the_share_of_waiting_is_known_except_where_a_gpu_hides_waits(
+    monkeypatch: pytest.MonkeyPatch, mode: Any, device: str, known: bool
+) -> None:
+    monkeypatch.setattr("fastdata.training.synchronise", lambda _: None)
+    figures = _window(
+        stub_task("none", mode=mode, device=device, seconds=0.0),
+        Stream(Loader([None] * 10, ready_batches=0)),
+        SimpleNamespace(check=lambda _: 8),  # type: ignore[arg-type]
+        None if mode == "loader" else SimpleNamespace(step=lambda _: None),
+        SimpleNamespace(world_size=1, barrier=lambda: None),
+        SimpleNamespace(open_window=lambda: None, close_window=lambda: Usage(1.0, {}, 1)),
+    )
+    assert (figures["data_wait_percent"] is not None) == known
+    assert len(figures["waits"]) == 5
+
+
+def test_a_row_without_a_share_of_waiting_says_why() -> None:
+    task = stub_task("endless", seconds=0.1, warmup_s=0.0)
+    row = make_row(task, repeats_of(task, 2, data_wait_percent=None))
+    assert row["data_wait_percent"] is None
+    assert row["reasons"]["data_wait_percent"] == WAIT_HIDDEN
 
 
 def test_thinning_a_timeline_keeps_its_spikes() -> None:
@@ -199,14 +247,73 @@ def test_thinning_a_timeline_keeps_its_spikes() -> None:
     assert (3210.0, 9.0) in thin
 
 
-def test_the_interval_of_a_median_narrows_with_the_spread() -> None:
-    wide, narrow = median_interval([90, 95, 100, 105, 110]), median_interval([99, 99.5, 100, 100.5, 101])
-    assert wide is not None
-    assert narrow is not None
-    assert wide[0] <= narrow[0] <= 100 <= narrow[1] <= wide[1]
-    assert median_interval([100.0]) is None
-    assert ratio_interval([100.0, 101.0], [100.0]) is None
-    assert spread_percent([90.0, 100.0, 110.0]) == pytest.approx(20.0)
+def rank_figures(machine: str, cpu_percent: float, other_cpu_percent: float | None, window_s: float = 10.0) -> Any:
+    readings: dict[str, Any] = {name: {"value": 1.0, "reason": ""} for name in METERS}
+    readings["cpu_percent"]["value"] = cpu_percent
+    readings["other_cpu_percent"] = {"value": other_cpu_percent, "reason": "" if other_cpu_percent else "a part"}
+    return {
+        "images": 100,
+        "window_s": window_s,
+        "images_per_s": 100 / window_s,
+        "first_batch_s": 1.0,
+        "data_wait_percent": 50.0,
+        "skipped": 0,
+        "fallbacks": {},
+        "processes": 1,
+        "machine_id": machine,
+        "readings": readings,
+    }
+
+
+def test_ranks_of_one_machine_are_not_each_others_disturbance() -> None:
+    eight = [rank_figures("a", 100.0, 700.0 + 30.0) for _ in range(8)]  # 7 other ranks, and 30 % of somebody else
+    readings = merge_ranks(eight)["readings"]
+    assert readings["cpu_percent"]["value"] == 800.0
+    assert readings["other_cpu_percent"] == {"value": pytest.approx(30.0), "reason": ""}
+
+
+def test_of_several_machines_the_most_disturbed_one_counts() -> None:
+    ranks = [rank_figures("a", 100.0, 110.0), rank_figures("a", 100.0, 110.0), rank_figures("b", 100.0, 70.0)]
+    assert merge_ranks(ranks)["readings"]["other_cpu_percent"]["value"] == pytest.approx(70.0)
+
+
+def test_what_cannot_be_told_from_other_ranks_is_null_with_the_reason() -> None:
+    apart = [rank_figures("a", 100.0, 100.0, window_s) for window_s in (10.0, 7.0)]
+    unread = [rank_figures("a", 100.0, None), rank_figures("a", 100.0, 100.0)]
+    for ranks, reason in ((apart, "different times"), (unread, "a part")):
+        reading = merge_ranks(ranks)["readings"]["other_cpu_percent"]
+        assert reading["value"] is None
+        assert reason in reading["reason"]
+
+
+def test_a_job_of_ranks_has_no_share_of_waiting_where_a_rank_has_none() -> None:
+    ranks = [rank_figures("a", 1.0, 1.0), rank_figures("a", 1.0, 1.0) | {"data_wait_percent": None}]
+    assert merge_ranks(ranks)["data_wait_percent"] is None
+
+
+def test_a_training_loop_on_a_gpu_waits_for_it_without_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+
+    class Event:
+        made = 0
+
+        def __init__(self, *, blocking: bool = False) -> None:
+            assert blocking  # cudaEventBlockingSync; without it cudaEventSynchronize spins on a core
+            self.number = Event.made
+            Event.made += 1
+
+        def record(self) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            waited.append(self.number)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    trainer = Trainer("stub_loaders:tiny_model", "cpu", compiled=False, ranks=SimpleNamespace(world_size=1))  # type: ignore[arg-type]
+    trainer._device = "cuda:0"
+    for _ in range(5):
+        trainer.step((torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)))
+    assert waited == list(range(5 - RUN_AHEAD_STEPS))
 
 
 _RANK = """

@@ -19,10 +19,15 @@ from fastdata.cli import make_app
 from fastdata.errors import FastDataError, UsageError
 from fastdata.report import REQUIRED_ROW_FIELDS, collect_notes, make_document, read_document, show, write_document
 from fastdata.report_html import render_html
+from fastdata.spread import MIN_REPEATS, TOO_FEW_REPEATS
+from fastdata.training import WAIT_HIDDEN
 
 
 def make_row(
-    backend: str = "pil", mode: str = "loader", rates: tuple[float, ...] = (98.0, 100.0, 103.0), **changes: Any
+    backend: str = "pil",
+    mode: str = "loader",
+    rates: tuple[float, ...] = (98.0, 99.0, 100.0, 102.0, 103.0),
+    **changes: Any,
 ) -> Any:
     row = {
         "backend": backend,
@@ -48,7 +53,7 @@ def make_row(
         },
         "images_per_s": sorted(rates)[len(rates) // 2],
         "images_per_s_runs": list(rates),
-        "images_per_s_interval": [min(rates), max(rates)] if len(rates) > 1 else None,
+        "images_per_s_interval": [min(rates), max(rates)] if len(rates) >= MIN_REPEATS else None,
         "cpu_percent": 183.0,
         "other_cpu_percent": 1.0,
         "cpu_cores_available": 2.0,
@@ -152,7 +157,7 @@ def test_what_cannot_be_read_is_na_in_the_table_and_its_reason_stands_once() -> 
 @pytest.mark.parametrize("width", [80, 160])
 def test_every_line_says_warm_or_cold_where_rows_differ_and_no_figure_is_cut(width: int) -> None:
     text = shown(
-        make_file([make_row(), make_row("torchvision", cache="cold"), make_row("dali", rates=(12345.0,) * 3)]), width
+        make_file([make_row(), make_row("torchvision", cache="cold"), make_row("dali", rates=(12345.0,) * 5)]), width
     )
     lines = [line for line in text.splitlines() if line.lstrip().startswith(("pil ", "torchvision ", "dali "))]
     assert ["warm cache" in line for line in lines] == [True, False, True]
@@ -174,10 +179,57 @@ def test_two_folders_are_told_apart_by_name() -> None:
     assert "pil · copies" in text
 
 
+def test_two_sets_of_shards_are_told_apart_by_name_everywhere() -> None:
+    rows = [make_row(), *(make_row(data=data, source="shards", skipped=1) for data in ("plain", "resized"))]
+    document = make_file(rows)
+    page = _Page()
+    page.feed(render_html(document))
+    for text in (shown(document, 160), "\n".join(collect_notes(document)), page.text):
+        assert "plain" in text
+        assert "resized" in text
+    assert "photos" not in shown(document, 160)  # the only folder goes by its kind
+
+
+def test_without_enough_repeats_nothing_looks_like_an_interval() -> None:
+    row = make_row(rates=(98.0, 100.0, 103.0))
+    row["reasons"] |= {"images_per_s_interval": TOO_FEW_REPEATS, "images_per_s_interval_confidence": TOO_FEW_REPEATS}
+    document = make_file([row])
+    assert f"- images_per_s_interval: {TOO_FEW_REPEATS}" in shown(document, 160)
+    assert "nterval" not in shown(document, 160).replace("images_per_s_interval", "")
+    html = render_html(document)
+    assert 'class="range"' not in html
+    assert html.count('class="dot"') == 3
+    assert "images per second, median; dots: repeats" in html
+    assert "3 repeats" in html
+    assert "interval; dots" not in html
+
+
+def test_the_table_and_the_page_say_how_sure_an_interval_is() -> None:
+    document = make_file([make_row()])
+    assert "Interval: of the median over repeats, 94 %." in shown(document, 160)
+    assert "line: 94 % interval" in render_html(document)
+    document["rows"].append(make_row("dali", rates=tuple(range(100, 107))))
+    assert "94-98 %" in shown(document, 160)
+
+
+def test_training_on_a_gpu_shows_no_share_of_waiting_and_why() -> None:
+    hidden = {"data_wait_percent": None, "reasons": {"data_wait_percent": WAIT_HIDDEN}}
+    document = make_file([make_row("synthetic", "synthetic", **hidden), make_row("dali", "train", **hidden)])
+    text = shown(document, 200)
+    assert "wait %" not in text
+    assert f"- data_wait_percent: {WAIT_HIDDEN}" in " ".join(text.split())
+    assert "Wait for each batch" not in render_html(document)
+    document["rows"].append(make_row())
+    assert "wait %" in shown(document, 200)
+    html = render_html(document)
+    assert html.count("<figure") == 1
+    assert "Training rows are not drawn" in html
+
+
 def gpu_rows() -> list[Any]:
     full = {"gpu_util_percent": 88.0, "gpu_sm_active_percent": 71.0, "jpeg_engine_percent": 93.0, "skipped": 12345}
     kinds = ("folder", "shards", "crop-ready shards")
-    rates = (123456.0, 123457.0, 123458.0)
+    rates = (123455.0, 123456.0, 123457.0, 123458.0, 123459.0)
     return [
         make_row(backend, mode, rates, source=kind, data=kind, **full)
         for mode in ("loader", "train")

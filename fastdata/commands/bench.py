@@ -41,7 +41,9 @@ def bench(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples a batch and rank.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a window, at least.")] = 10.0,
     min_batches: Annotated[int, typer.Option(min=1, help="Batches in a window, at least.")] = 10,
-    repeats: Annotated[int, typer.Option(min=1, help="Fresh processes for each row.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Fresh processes for each row; fewer than 5 give no interval.")
+    ] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="One repeat of 3 s: a first look, without a spread.")] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="Workers. Default: the usable cores.")] = None,
     prefetch: Annotated[int, typer.Option(min=1, help="Batches made ahead.")] = 2,
@@ -101,19 +103,21 @@ def bench(
 def compare(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="The earlier benchmark file.")],
     after: Annotated[Path, typer.Argument(metavar="B.json", help="The later benchmark file.")],
-    fail_if_slower: Annotated[bool, typer.Option("--fail-if-slower", help="Exit with 1 if a row is slower.")] = False,
+    fail_if_slower: Annotated[
+        bool, typer.Option("--fail-if-slower", help="Fail if a row is slower, or if too few repeats cannot tell.")
+    ] = False,
 ) -> None:
     """Tell which rows of two benchmark files differ by more than both spread.
 
     Files of different data, machines or cache states are refused.
     """
     from fastdata.compare import compare as compare_documents
-    from fastdata.compare import show_comparison
+    from fastdata.compare import show_comparison, slower_rows
     from fastdata.report import read_document
 
     comparison = compare_documents(read_document(before), read_document(after))
     show_comparison(comparison, _screen())
-    if fail_if_slower and any(change.verdict == "slower" for change in comparison.changes):
+    if fail_if_slower and slower_rows(comparison):
         raise typer.Exit(1)
 
 
