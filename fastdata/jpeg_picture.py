@@ -1,6 +1,6 @@
 """All that a JPEG holds, read without loss: its tables, and its blocks in the order of one interleaved scan.
 
-Reads 8-bit Huffman-coded files, sequential or progressive, of any number of scans. Where a decoder could only guess,
+Reads 8-bit files, sequential or progressive, Huffman-coded or arithmetic, of any number of scans. Where a decoder could only guess,
 `UnreadableError` says why.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata import jpeg_entropy, jpeg_scans
+from fastdata import jpeg_arithmetic, jpeg_entropy, jpeg_scans
 from fastdata.jpeg import JpegHeader
 
 DAMAGED: Final = "damaged scan"
@@ -21,7 +21,9 @@ INCOMPLETE: Final = "incomplete progressive scans"
 UNUSUAL: Final = "unusual scans or tables"
 OUT_OF_RANGE: Final = "coefficients out of the baseline range"
 
-DHT, DQT, DRI, SOS, EOI, APP0, APP14, COM = 0xC4, 0xDB, 0xDD, 0xDA, 0xD9, 0xE0, 0xEE, 0xFE
+DHT, DAC, DQT, DRI, SOS, EOI, APP0, APP14, COM = 0xC4, 0xCC, 0xDB, 0xDD, 0xDA, 0xD9, 0xE0, 0xEE, 0xFE
+PROGRESSIVE: Final = (2, 10)
+ARITHMETIC: Final = (9, 10)
 
 
 def read_picture(data: NDArray[np.uint8], header: JpegHeader) -> Picture:
@@ -29,7 +31,7 @@ def read_picture(data: NDArray[np.uint8], header: JpegHeader) -> Picture:
 
     Args:
         data: (bytes,) the file.
-        header: Its header, with `refusal` 0.
+        header: Its header, with the `refusal` `jpeg.TAKEN` or `jpeg.ARITHMETIC`.
 
     Raises:
         UnreadableError: It cannot be read without guessing.
@@ -86,6 +88,7 @@ class Picture:
     """(blocks,) AC tokens of each block."""
     tokens: NDArray[np.uint32] = field(init=False)
     """(tokens,) see `jpeg_entropy`."""
+    _orders: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         header = self.header
@@ -113,6 +116,22 @@ class Picture:
         """Numbers of the quantisation tables that the frame names."""
         return {self.frame[8 + 3 * i] for i in range(self.header.components)}
 
+    def order(self, components: tuple[int, ...]) -> NDArray[np.int64]:
+        """Return the blocks of a scan of `components` as they are coded."""
+        order = self._orders.get(components)
+        if order is None:
+            order = self._orders[components] = self._find_order(components)
+        return order
+
+    def _find_order(self, components: tuple[int, ...]) -> NDArray[np.int64]:
+        if len(components) == 1:
+            first, stride, _, _, across, down = self.grids[components[0]].tolist()
+            return jpeg_scans.plain_order(first, stride, across, down)
+        grids = self.grids[list(components)]
+        order = np.empty(int((grids[:, 2] * grids[:, 3]).sum()) * self.mcus_across * self.mcus_down, np.int64)
+        jpeg_scans.interleaved_order(grids, self.mcus_across, self.mcus_down, order)
+        return order
+
     def define_quantisation(self, payload: bytes) -> None:
         """Take over the tables of a DQT segment."""
         while payload:
@@ -124,23 +143,29 @@ class Picture:
 
 
 class _Tables:
-    """Huffman tables and restart interval that are in force while scans are read."""
+    """Huffman tables, arithmetic conditioning and restart interval that are in force while scans are read."""
 
     def __init__(self) -> None:
         self.look, self.limits, self.values = jpeg_entropy.empty_tables()
         self.defined: set[int] = set()
+        self.conditioning = jpeg_arithmetic.default_conditioning()
         self.restart_interval = 0
 
     def take(self, marker: int, payload: bytes) -> bool:
-        """Take over a DHT or DRI segment; return whether it may stand between two scans."""
+        """Take over a DHT, DAC or DRI segment; return whether it may stand between two scans."""
         if marker == DHT:
             while payload:
                 payload = self._define(payload)
+        elif marker == DAC:
+            entries = zip(payload[::2], payload[1::2], strict=False)
+            valid = [jpeg_arithmetic.define_conditioning(*entry, self.conditioning) for entry in entries]
+            if len(payload) % 2 or not all(valid):
+                raise UnreadableError(UNUSUAL)
         elif marker == DRI:
             if len(payload) != 2:
                 raise UnreadableError(UNUSUAL)
             self.restart_interval = int.from_bytes(payload, "big")
-        return marker in (DHT, DRI, COM) or 0xE0 <= marker <= 0xEF
+        return marker in (DHT, DAC, DRI, COM) or 0xE0 <= marker <= 0xEF
 
     def _define(self, payload: bytes) -> bytes:
         """Define the first table of a DHT payload and return the rest of it."""
@@ -184,24 +209,13 @@ class _Scan:
         places: list[int] = np.repeat(np.arange(len(sizes)), sizes).tolist()
         return places
 
-    def order(self, picture: Picture) -> NDArray[np.int64]:
-        """Return the blocks of the scan as they are coded."""
-        if len(self.components) == 1:
-            first, stride, _, _, across, down = picture.grids[self.components[0]].tolist()
-            return jpeg_scans.plain_order(first, stride, across, down)
-        mcus = picture.mcus_across * picture.mcus_down
-        order = np.empty(len(self.blocks_per_mcu(picture)) * mcus, np.int64)
-        grids = picture.grids[list(self.components)]
-        jpeg_scans.interleaved_order(grids, picture.mcus_across, picture.mcus_down, order)
-        return order
-
 
 def _parts(count: int, size: int) -> int:
     """Return how many parts of `size` hold `count`."""
     return (count + size - 1) // size
 
 
-def _segments(data: bytes, at: int) -> Iterator[tuple[int, int, int]]:
+def _segments(data: bytes | memoryview, at: int) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, payload start, payload end) from the marker at `at` to the first SOS or EOI, inclusive."""
     marker = 0
     while marker not in (SOS, EOI):
@@ -261,61 +275,83 @@ def _decode(
 
 
 def _read_scans(data: NDArray[np.uint8], scan: _Scan | None, tables: _Tables, picture: Picture) -> None:
-    """Decode a file of several scans into blocks of a single one."""
-    coefficients = np.zeros((len(picture.dc), 64), np.int16)
-    # The lowest bit known of each coefficient, -1 for none. Where one stays above 0, libjpeg smooths blocks
-    # (decompress_smooth_data in jdcoefct.c), which it would not do in a baseline file.
-    known = np.full((picture.header.components, 64), -1)
-    at, text = picture.header.scan_offset, data.tobytes()
+    """Decode a file of several scans, or of arithmetic coding, into blocks of a single one."""
+    coefficients = _Coefficients(picture)
+    at, view = picture.header.scan_offset, memoryview(data)
     while scan is not None:
-        at = _read_scan(data, at, scan, tables, picture, coefficients, known)
+        at = _read_scan(data, at, scan, tables, picture, coefficients)
         if at < 0:
             raise UnreadableError(DAMAGED)
-        scan = None
-        for marker, begin, end in _segments(text, at - 1):
+        scan, start = None, at - 1
+        for marker, begin, end in _segments(view, start):
             if marker == SOS:
-                scan, at = _read_sos(text[begin:end], picture), end
-            elif marker != EOI and not tables.take(marker, text[begin:end]):
+                scan, at = _read_sos(bytes(view[begin:end]), picture), end
+            elif marker != EOI and not tables.take(marker, bytes(view[begin:end])):
                 raise UnreadableError(UNUSUAL)
-    if known.any():
+    if coefficients.known.any():
         raise UnreadableError(INCOMPLETE)
-    whole = _Scan(tuple(range(picture.header.components)), (), (), 0, 63, 0, 0)
+    order = picture.order(tuple(range(picture.header.components)))
     tokens = np.empty(64 * len(picture.dc), np.uint32)
-    count = jpeg_scans.collapse(whole.order(picture), coefficients, picture.dc, picture.counts, tokens)
+    count = jpeg_scans.collapse(
+        order, coefficients.values, coefficients.nonzero, picture.dc, picture.counts, tokens
+    )
     if count < 0:
         raise UnreadableError(OUT_OF_RANGE)
     picture.tokens = tokens[:count]
 
 
+class _Coefficients:
+    """What scans brought so far."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.values = np.empty((len(picture.dc), 64), np.int16)
+        self.values[:, 0] = 0
+        self.nonzero = np.zeros(len(picture.dc), np.int64)
+        # The lowest bit known of each coefficient, -1 for none. Where one stays above 0, libjpeg smooths blocks
+        # (decompress_smooth_data in jdcoefct.c), which it would not do in a baseline file.
+        self.known = np.full((picture.header.components, 64), -1)
+
+
 def _read_scan(
-    data: NDArray[np.uint8],
-    at: int,
-    scan: _Scan,
-    tables: _Tables,
-    picture: Picture,
-    coefficients: NDArray[np.int16],
-    known: NDArray[np.int64],
+    data: NDArray[np.uint8], at: int, scan: _Scan, tables: _Tables, picture: Picture, coefficients: _Coefficients
 ) -> int:
     """Decode one scan of several into `coefficients`; return where its end marker lies, -1 for damage."""
-    order, interval = scan.order(picture), tables.restart_interval
-    look, limits, values = tables.look, tables.limits, tables.values
-    _note_known(scan, known, picture.header.process == 2)
-    if picture.header.process < 2:
+    order, interval = picture.order(scan.components), tables.restart_interval
+    into = coefficients.values, coefficients.nonzero
+    progressive = picture.header.process in PROGRESSIVE
+    _note_known(scan, coefficients.known, progressive)
+    low_bit, refine = scan.low_bit, scan.high_bit > 0
+    if picture.header.process in ARITHMETIC:
+        band = np.array((scan.first_k, scan.last_k, low_bit, refine), np.int64)
+        pattern = np.array(
+            [(p, scan.dc_tables[p], scan.ac_tables[p] - 4) for p in scan.blocks_per_mcu(picture)], np.int64
+        )
+        return jpeg_arithmetic.decode_scan(
+            data,
+            at,
+            order,
+            pattern,
+            interval,
+            band,
+            tables.conditioning,
+            jpeg_arithmetic.ESTIMATES,
+            *jpeg_arithmetic.scratch_memory(),
+            *into,
+        )
+    if not progressive:
         dc, counts = np.empty(len(order), np.int16), np.empty(len(order), np.uint8)
         at, tokens = _decode(data, at, scan, tables, picture, dc, counts)
         if at >= 0:
-            jpeg_scans.expand(order, dc, counts, tokens, coefficients)
+            jpeg_scans.expand(order, dc, counts, tokens, *into)
         return at
-    low_bit, refine = scan.low_bit, scan.high_bit > 0
+    huffman = tables.look, tables.limits, tables.values
     if scan.first_k == 0:
         places = scan.blocks_per_mcu(picture)
         pattern = np.array([(p, 0 if refine else tables.need(scan.dc_tables[p])) for p in places], np.int64)
-        return jpeg_scans.decode_dc(
-            data, at, order, pattern, interval, low_bit, refine, look, limits, values, coefficients
-        )
+        return jpeg_scans.decode_dc(data, at, order, pattern, interval, low_bit, refine, *huffman, coefficients.values)
     decode = jpeg_scans.refine_ac if refine else jpeg_scans.decode_ac
-    row, band = tables.need(scan.ac_tables[0]), (scan.first_k, scan.last_k)
-    return decode(data, at, order, interval, *band, low_bit, row, look, limits, values, coefficients)
+    row, band_ends = tables.need(scan.ac_tables[0]), (scan.first_k, scan.last_k)
+    return decode(data, at, order, interval, *band_ends, low_bit, row, *huffman, *into)
 
 
 def _note_known(scan: _Scan, known: NDArray[np.int64], progressive: bool) -> None:

@@ -1,7 +1,8 @@
 """Progressive and multi-scan JPEGs: their scans are gathered into coefficients, and those become blocks of one scan.
 
-Coefficients are (blocks, 64) int16 in zigzag order, component after component, each padded to whole MCUs. An *order*
-lists the blocks of a scan as they are coded. The procedures are those of ITU-T T.81, annex G; what counts as damage,
+Coefficients are (blocks, 64) int16 in zigzag order, component after component, each padded to whole MCUs. Bit k of a
+block's *nonzero*, an int64, is set where its AC coefficient k is not 0; only there and for DC is the memory defined. An
+*order* lists the blocks of a scan as they are coded. The procedures are those of ITU-T T.81, annex G; what counts as damage,
 and what a block's tokens are, is said in `fastdata.jpeg_entropy`.
 """
 
@@ -10,7 +11,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Pointer, byte_pointer, compiled, inlined, integer, signed_short_pointer
+from fastdata._native import (
+    Pointer,
+    byte_pointer,
+    compiled,
+    count_ones,
+    count_trailing_zeros,
+    inlined,
+    integer,
+    signed_short_pointer,
+    word_pointer,
+)
 from fastdata.jpeg_encode import bit_size
 from fastdata.jpeg_entropy import (
     MAX_DC_BITS,
@@ -57,20 +68,23 @@ def expand(
     counts: NDArray[np.uint8],
     tokens: NDArray[np.uint32],
     coefficients: NDArray[np.int16],
+    nonzero: NDArray[np.int64],
 ) -> None:
-    """Write the blocks of a sequential scan into `coefficients`."""
+    """Write the blocks of a sequential scan into `coefficients` and `nonzero`."""
     token = 0
     for i in range(len(order)):
         block = coefficients[order[i]]
         block[0] = dc[i]
-        k = 1
+        k, found = 1, 0
         for at in range(token, token + counts[i]):
             symbol = integer(tokens[at]) >> 16
             k += symbol >> 4
             size = symbol & 15
             if size:
                 block[k] = extend(integer(tokens[at]) & 0xFFFF, size)
+                found |= 1 << k
             k += 1
+        nonzero[order[i]] = found
         token += counts[i]
 
 
@@ -78,34 +92,37 @@ def expand(
 def collapse(
     order: NDArray[np.int64],
     coefficients: NDArray[np.int16],
+    nonzero: NDArray[np.int64],
     dc: NDArray[np.int16],
     counts: NDArray[np.uint8],
     tokens: NDArray[np.uint32],
 ) -> int:
     """Turn coefficients into blocks in coded order; return the number of tokens, -1 where one has over 10 bits."""
+    written = word_pointer(tokens.ctypes.data)
     token = 0
     for i in range(len(order)):
-        block = coefficients[order[i]]
+        block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
+        left = nonzero[order[i]]
         dc[i] = block[0]
-        first, run = token, 0
-        for k in range(1, 64):
-            value = integer(block[k])
-            if value == 0:
-                run += 1
-                continue
+        first, before = token, 0
+        while left:
+            k = count_trailing_zeros(left)
+            left &= left - 1
+            run = k - before - 1
+            before = k
             while run > 15:
-                tokens[token] = 0xF0 << 16
+                written[token] = 0xF0 << 16
                 token += 1
                 run -= 16
+            value = integer(block[k])
             size = bit_size(value)
             if size > MAX_DC_BITS - 1:
                 return -1
-            extra = value if value > 0 else value + (1 << size) - 1
-            tokens[token] = (((run << 4) | size) << 16) | extra
+            extra = value + ((value >> 63) & ((1 << size) - 1))
+            written[token] = (((run << 4) | size) << 16) | extra
             token += 1
-            run = 0
-        if run:
-            tokens[token] = 0
+        if before < 63:
+            written[token] = 0
             token += 1
         counts[i] = token - first
     return token
@@ -195,6 +212,7 @@ def decode_ac(
     limits: NDArray[np.int64],
     values: NDArray[np.uint8],
     coefficients: NDArray[np.int16],
+    nonzero: NDArray[np.int64],
 ) -> int:
     """Decode the first AC scan of a band; `table` is its AC table + 4. Returns as `decode_dc`."""
     source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
@@ -208,7 +226,8 @@ def decode_ac(
         if blocks_to_skip:
             blocks_to_skip -= 1
             continue
-        k = first_k
+        block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
+        k, brought = first_k, 0
         while k <= last_k:
             at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
             found = next_code(buffer, bits, table, tables)
@@ -223,23 +242,13 @@ def decode_ac(
             bits -= size
             if k > last_k or abs(value) > 32767:
                 return -1
-            coefficients[order[i], k] = value
+            block[k] = value
+            brought |= (value != 0) << k
             k += 1
+        nonzero[order[i]] |= brought
         if bits < beyond or found == 0:
             return -1
     return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1
-
-
-@inlined
-def _refinement(buffer: int, bits: int, found: int, step: int) -> tuple[int, int, int, int]:
-    """Return what a code says: zeros to pass, the new value after them, blocks without one; and the bits left."""
-    zeros = (found >> 4) & 15
-    if found & 15:
-        new = step if _bits(buffer, bits, 1) else -step
-        return zeros, new, 0, bits - 1
-    if zeros == 15:
-        return zeros, 0, 0, bits
-    return 64, 0, (1 << zeros) + _bits(buffer, bits, zeros), bits - zeros
 
 
 @inlined
@@ -251,25 +260,22 @@ def _correct(
     bits: int,
     beyond: int,
     block: Pointer,
-    k: int,
-    last_k: int,
-    zeros: int,
+    places: int,
     step: int,
-) -> tuple[int, int, int, int, int]:
-    """Correct known values from `k` on until `zeros` unknown ones are passed; return the state and the next unknown."""
-    while k <= last_k:
-        value = integer(block[k])
-        if value:
-            at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-            bits -= 1
-            if (buffer >> bits) & 1 and abs(value) & step == 0:
-                block[k] = value + (step if value > 0 else -step)
-        elif zeros == 0:
-            break
-        else:
-            zeros -= 1
-        k += 1
-    return at, buffer, bits, beyond, k
+) -> tuple[int, int, int, int]:
+    """Read a bit for each of the `places` of a block, and move its value away from 0 by `step` where that is 1."""
+    while places:
+        at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+        count = min(count_ones(places), 32)
+        bits -= count
+        corrections = buffer >> bits
+        for shift in range(count - 1, -1, -1):
+            k = count_trailing_zeros(places)
+            places &= places - 1
+            value = integer(block[k])
+            sign = value >> 63
+            block[k] = value + (((step ^ sign) - sign) & -((corrections >> shift) & 1))
+    return at, buffer, bits, beyond
 
 
 @compiled
@@ -286,9 +292,10 @@ def refine_ac(
     limits: NDArray[np.int64],
     values: NDArray[np.uint8],
     coefficients: NDArray[np.int16],
+    nonzero: NDArray[np.int64],
 ) -> int:
     """Decode a scan that brings one more bit of a band; arguments and result as for `decode_ac`."""
-    step = 1 << low_bit
+    step, band = 1 << low_bit, (-1 << first_k) & ~(-2 << last_k)
     source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
     buffer, bits, beyond, blocks_to_skip = 0, 0, 0, 0
     for i in range(len(order)):
@@ -298,25 +305,37 @@ def refine_ac(
                 return -1
             buffer, bits, beyond = 0, 0, 0
         block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
-        k = first_k
-        while k <= last_k:
-            zeros, new = 64, 0  # what a skipped block does: correct every known value, add none
-            if blocks_to_skip == 0:
-                at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-                found = next_code(buffer, bits, table, tables)
-                bits -= found >> 8
-                if found == 0 or found & 15 > 1:
-                    return -1
-                zeros, new, blocks_to_skip, bits = _refinement(buffer, bits, found, step)
-            at, buffer, bits, beyond, k = _correct(
-                source, size_bytes, at, buffer, bits, beyond, block, k, last_k, zeros, step
-            )
-            if new:
-                if k > last_k:
-                    return -1
-                block[k] = new
-            k += 1
-        blocks_to_skip = max(blocks_to_skip - 1, 0)
+        known = nonzero[order[i]] & band  # values to correct that were not passed yet
+        unknown, brought = ~known & band, 0  # zeros that were not passed yet
+        while blocks_to_skip == 0 and known | unknown:
+            at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+            found = next_code(buffer, bits, table, tables)
+            bits -= found >> 8
+            zeros, size = (found >> 4) & 15, found & 15
+            if found == 0 or size > 1:
+                return -1
+            if size == 0 and zeros < 15:
+                blocks_to_skip = (1 << zeros) + _bits(buffer, bits, zeros)
+                bits -= zeros
+                break
+            new = step if _bits(buffer, bits, size) else -step
+            bits -= size
+            for _ in range(zeros):
+                unknown &= unknown - 1
+            if unknown == 0 and size:
+                return -1
+            place = unknown & -unknown
+            unknown ^= place
+            passed = known & (place - 1)  # all where no zero is left
+            known ^= passed
+            at, buffer, bits, beyond = _correct(source, size_bytes, at, buffer, bits, beyond, block, passed, step)
+            if size:
+                block[count_trailing_zeros(place)] = new
+                brought |= place
+        if blocks_to_skip:
+            at, buffer, bits, beyond = _correct(source, size_bytes, at, buffer, bits, beyond, block, known, step)
+            blocks_to_skip -= 1
+        nonzero[order[i]] |= brought
         if bits < beyond:
             return -1
     return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1
