@@ -11,7 +11,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Pointer, byte_pointer, compiled, count_leading_zeros, helper, inlined, integer
+from fastdata._native import (
+    Pointer,
+    byte_pointer,
+    compiled,
+    count_leading_zeros,
+    helper,
+    inlined,
+    integer,
+    long_pointer,
+    word_pointer,
+)
 from fastdata.jpeg_entropy import MAX_DC_BITS
 
 MAX_BLOCK_BYTES: Final = 520
@@ -119,6 +129,8 @@ def count_symbols(
         Whether every DC difference can be coded.
     """
     predicted = np.zeros(4, np.int64)
+    again = np.zeros((2, 256), np.int64)  # every other AC symbol: counting one twice in a row waits for the first
+    source = word_pointer(tokens.ctypes.data)
     block, token = 0, 0
     for mcu in range(mcus):
         if mcu % restart_interval == 0:
@@ -131,10 +143,15 @@ def count_symbols(
                 return False
             predicted[component] = dc[block]
             frequencies[table, size] += 1
-            for i in range(token, token + counts[block]):
-                frequencies[2 + table, tokens[i] >> 16] += 1
-            token += counts[block]
+            for _ in range(counts[block] >> 1):
+                frequencies[2 + table, source[token] >> 16] += 1
+                again[table, source[token + 1] >> 16] += 1
+                token += 2
+            if counts[block] & 1:
+                frequencies[2 + table, source[token] >> 16] += 1
+                token += 1
             block += 1
+    frequencies[2:] += again
     return True
 
 
@@ -201,7 +218,8 @@ def encode_scan(
     block, token, at, held, bits = 0, 0, 0, 0, 0
     room = integer(out.size) - MAX_BLOCK_BYTES * integer(len(pattern)) - 16
     segment, start, left = 0, 0, restart_interval
-    target = byte_pointer(out.ctypes.data)
+    target, source = byte_pointer(out.ctypes.data), word_pointer(tokens.ctypes.data)
+    ac_codes = long_pointer(codes.ctypes.data)
     for mcu in range(mcus):
         if at > room:
             return -1
@@ -211,17 +229,17 @@ def encode_scan(
             difference = integer(dc[block]) - predicted[component]
             predicted[component] = dc[block]
             size = bit_size(difference)
-            extra = difference if difference >= 0 else difference + (1 << size) - 1
+            extra = difference + ((difference >> 63) & ((1 << size) - 1))  # without a branch: signs are random
             found = codes[table, size]
             at, held, bits = _put(target, at, held, bits, ((found >> 8) << size) | extra, (found & 255) + size)
-            table += 2
-            for i in range(token, token + counts[block]):
-                symbol = integer(tokens[i]) >> 16
+            first_code = 256 * (table + 2)
+            for _ in range(counts[block]):
+                symbol = integer(source[token]) >> 16
+                extra = integer(source[token]) & 0xFFFF
                 size = symbol & 15
-                found = codes[table, symbol]
-                extra = integer(tokens[i]) & 0xFFFF
+                found = ac_codes[first_code + symbol]
                 at, held, bits = _put(target, at, held, bits, ((found >> 8) << size) | extra, (found & 255) + size)
-            token += counts[block]
+                token += 1
             block += 1
         left -= 1
         if left == 0 or mcu == mcus - 1:

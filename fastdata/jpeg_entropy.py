@@ -150,8 +150,12 @@ def next_code(buffer: int, bits: int, row: int, tables: Pointers) -> int:
 
 @inlined
 def extend(value: int, size: int) -> int:
-    """Return the signed number that `size` extra bits stand for (T.81, figure F.12)."""
-    return value if size == 0 or value >> (size - 1) else value - (1 << size) + 1
+    """Return the signed number that `size` extra bits stand for (T.81, figure F.12).
+
+    Without a branch: signs cannot be predicted.
+    """
+    negative = (value - ((1 << size) >> 1)) >> 63
+    return value + (negative & (1 - (1 << size)))
 
 
 @helper

@@ -1,7 +1,7 @@
 """All that a JPEG holds, read without loss: its tables, and its blocks in the order of one interleaved scan.
 
-Reads 8-bit files, sequential or progressive, Huffman-coded or arithmetic, of any number of scans. Where a decoder could only guess,
-`UnreadableError` says why.
+Reads 8-bit files, sequential or progressive, Huffman-coded or arithmetic, of any number of scans. Where a decoder could
+only guess, `UnreadableError` says why.
 """
 
 from __future__ import annotations
@@ -169,11 +169,10 @@ class _Tables:
 
     def _define(self, payload: bytes) -> bytes:
         """Define the first table of a DHT payload and return the rest of it."""
-        kind, counts = payload[0], np.frombuffer(payload[1:17], np.uint8)
-        total = int(counts.sum())
-        symbols = np.frombuffer(payload[17 : 17 + total], np.uint8)
-        if kind & 0xEC or len(counts) < 16 or len(symbols) < total or total > 256:
+        kind, total = payload[0], sum(payload[1:17])
+        if kind & 0xEC or len(payload) < 17 + total or total > 256:
             raise UnreadableError(UNUSUAL)
+        counts, symbols = np.frombuffer(payload, np.uint8, 16, 1), np.frombuffer(payload, np.uint8, total, 17)
         row = (kind >> 4) * 4 + (kind & 3)
         if not jpeg_entropy.define_table(counts, symbols, self.look[row], self.limits[row], self.values[row]):
             raise UnreadableError(UNUSUAL)
@@ -219,7 +218,7 @@ def _segments(data: bytes | memoryview, at: int) -> Iterator[tuple[int, int, int
     """Yield (marker, payload start, payload end) from the marker at `at` to the first SOS or EOI, inclusive."""
     marker = 0
     while marker not in (SOS, EOI):
-        while data[at : at + 2] == b"\xff\xff":  # fill bytes
+        while at + 1 < len(data) and data[at] == data[at + 1] == 0xFF:  # fill bytes
             at += 1
         if at + 2 > len(data) or data[at] != 0xFF:
             raise UnreadableError(DAMAGED)
@@ -236,7 +235,7 @@ def _read_sos(payload: bytes, picture: Picture) -> _Scan:
     if count == 0 or len(payload) != 4 + 2 * count:
         raise UnreadableError(DAMAGED)
     names, selectors = payload[1 : 1 + 2 * count : 2], payload[2 : 2 + 2 * count : 2]
-    identifiers = [picture.frame[6 + 3 * i] for i in range(picture.header.components)]
+    identifiers = picture.frame[6 : 6 + 3 * picture.header.components : 3]
     components = tuple(identifiers.index(name) for name in names if name in identifiers)
     if len(components) != count or sorted(set(components)) != list(components):
         raise UnreadableError(UNUSUAL)
@@ -288,13 +287,11 @@ def _read_scans(data: NDArray[np.uint8], scan: _Scan | None, tables: _Tables, pi
                 scan, at = _read_sos(bytes(view[begin:end]), picture), end
             elif marker != EOI and not tables.take(marker, bytes(view[begin:end])):
                 raise UnreadableError(UNUSUAL)
-    if coefficients.known.any():
+    if any(map(any, coefficients.known)):
         raise UnreadableError(INCOMPLETE)
     order = picture.order(tuple(range(picture.header.components)))
     tokens = np.empty(64 * len(picture.dc), np.uint32)
-    count = jpeg_scans.collapse(
-        order, coefficients.values, coefficients.nonzero, picture.dc, picture.counts, tokens
-    )
+    count = jpeg_scans.collapse(order, coefficients.values, coefficients.nonzero, picture.dc, picture.counts, tokens)
     if count < 0:
         raise UnreadableError(OUT_OF_RANGE)
     picture.tokens = tokens[:count]
@@ -309,7 +306,7 @@ class _Coefficients:
         self.nonzero = np.zeros(len(picture.dc), np.int64)
         # The lowest bit known of each coefficient, -1 for none. Where one stays above 0, libjpeg smooths blocks
         # (decompress_smooth_data in jdcoefct.c), which it would not do in a baseline file.
-        self.known = np.full((picture.header.components, 64), -1)
+        self.known = [[-1] * 64 for _ in range(picture.header.components)]
 
 
 def _read_scan(
@@ -354,16 +351,17 @@ def _read_scan(
     return decode(data, at, order, interval, *band_ends, low_bit, row, *huffman, *into)
 
 
-def _note_known(scan: _Scan, known: NDArray[np.int64], progressive: bool) -> None:
+def _note_known(scan: _Scan, known: list[list[int]], progressive: bool) -> None:
     """Check that a scan brings what no scan brought before, and note it (T.81, G.1.1.1)."""
-    components, band = list(scan.components), slice(scan.first_k, scan.last_k + 1)
+    band = slice(scan.first_k, scan.last_k + 1)
     if progressive:
-        fits = scan.last_k == 0 if scan.first_k == 0 else scan.last_k >= scan.first_k and len(components) == 1
+        fits = scan.last_k == 0 if scan.first_k == 0 else scan.last_k >= scan.first_k and len(scan.components) == 1
         fits = fits and scan.last_k < 64 and scan.low_bit <= 13
         fits = fits and (scan.high_bit == 0 or scan.high_bit == scan.low_bit + 1)
     else:
         fits = (scan.first_k, scan.last_k, scan.high_bit, scan.low_bit) == (0, 63, 0, 0)
-    before = scan.high_bit if scan.high_bit else -1
-    if not fits or (known[components, band] != before).any():
+    before, size = scan.high_bit if scan.high_bit else -1, scan.last_k + 1 - scan.first_k
+    if not fits or any(known[component][band] != [before] * size for component in scan.components):
         raise UnreadableError(UNUSUAL)
-    known[components, band] = scan.low_bit
+    for component in scan.components:
+        known[component][band] = [scan.low_bit] * size

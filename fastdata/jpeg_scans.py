@@ -2,8 +2,8 @@
 
 Coefficients are (blocks, 64) int16 in zigzag order, component after component, each padded to whole MCUs. Bit k of a
 block's *nonzero*, an int64, is set where its AC coefficient k is not 0; only there and for DC is the memory defined. An
-*order* lists the blocks of a scan as they are coded. The procedures are those of ITU-T T.81, annex G; what counts as damage,
-and what a block's tokens are, is said in `fastdata.jpeg_entropy`.
+*order* lists the blocks of a scan as they are coded. The procedures are those of ITU-T T.81, annex G; what counts as
+damage, and what a block's tokens are, is said in `fastdata.jpeg_entropy`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from fastdata._native import (
     count_trailing_zeros,
     inlined,
     integer,
+    long_pointer,
     signed_short_pointer,
     word_pointer,
 )
 from fastdata.jpeg_encode import bit_size
 from fastdata.jpeg_entropy import (
     MAX_DC_BITS,
+    Pointers,
     after_restart,
     after_segment,
     extend,
@@ -45,14 +47,14 @@ def interleaved_order(grids: NDArray[np.int64], mcus_across: int, mcus_down: int
         order: Filled with the blocks in coded order.
     """
     at = 0
-    for mcu in range(mcus_across * mcus_down):
-        row, column = mcu // mcus_across, mcu % mcus_across
-        for part in range(len(grids)):
-            first, stride, across, down = grids[part, 0], grids[part, 1], grids[part, 2], grids[part, 3]
-            for y in range(down):
-                for x in range(across):
-                    order[at] = first + (row * down + y) * stride + column * across + x
-                    at += 1
+    for row in range(mcus_down):
+        for column in range(mcus_across):
+            for part in range(len(grids)):
+                first, stride, across, down = grids[part, 0], grids[part, 1], grids[part, 2], grids[part, 3]
+                for y in range(down):
+                    for x in range(across):
+                        order[at] = first + (row * down + y) * stride + column * across + x
+                        at += 1
 
 
 def plain_order(first: int, stride: int, blocks_across: int, blocks_down: int) -> NDArray[np.int64]:
@@ -169,7 +171,7 @@ def decode_dc(
     predicted = np.zeros(4, np.int64)
     buffer, bits, beyond = 0, 0, 0
     blocks_per_mcu = integer(len(pattern))
-    until_restart = restart_interval * blocks_per_mcu
+    until_restart, part = restart_interval * blocks_per_mcu, -1
     for i in range(len(order)):
         if until_restart and i and i % until_restart == 0:
             at = after_restart(source, size_bytes, at, bits, beyond, i // until_restart - 1)
@@ -182,7 +184,7 @@ def decode_dc(
             coefficients[order[i], 0] |= _bits(buffer, bits, 1) << low_bit
             bits -= 1
             continue
-        part = i % blocks_per_mcu
+        part = part + 1 if part + 1 < blocks_per_mcu else 0
         component, table = pattern[part, 0], pattern[part, 1]
         found = next_code(buffer, bits, table, tables)
         size = found & 255
@@ -252,30 +254,88 @@ def decode_ac(
 
 
 @inlined
-def _correct(
+def _correct(block: Pointer, known: int, corrections: int, step: int) -> None:
+    """Move each known value of a block away from 0 by `step` where its correction, the first one highest, is 1."""
+    for shift in range(count_ones(known) - 1, -1, -1):
+        k = count_trailing_zeros(known)
+        known &= known - 1
+        value = integer(block[k])
+        sign = value >> 63
+        block[k] = value + (((step ^ sign) - sign) & -((corrections >> shift) & 1))
+
+
+@inlined
+def _take_corrections(
+    source: Pointer, size_bytes: int, at: int, buffer: int, bits: int, beyond: int, count: int, corrections: int
+) -> tuple[int, int, int, int, int]:
+    """Append `count` bits to `corrections`; return the state after them, and all."""
+    while count > bits:
+        part = min(count, bits)
+        corrections = (corrections << part) | _bits(buffer, bits, part)
+        bits -= part
+        count -= part
+        at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+    corrections = (corrections << count) | _bits(buffer, bits, count)
+    return at, buffer, bits - count, beyond, corrections
+
+
+@inlined
+def _refine_block(
     source: Pointer,
     size_bytes: int,
     at: int,
     buffer: int,
     bits: int,
     beyond: int,
-    block: Pointer,
-    places: int,
+    blocks_to_skip: int,
+    band: int,
     step: int,
-) -> tuple[int, int, int, int]:
-    """Read a bit for each of the `places` of a block, and move its value away from 0 by `step` where that is 1."""
-    while places:
+    table: int,
+    tables: Pointers,
+    block: Pointer,
+    nonzero: Pointer,
+) -> tuple[int, int, int, int, int]:
+    """Refine the band of one block; return the state and the blocks to skip after it, -1 for damage."""
+    known = nonzero[0] & band
+    ahead, zeros = known, ~known & band  # known values and zeros that were not passed yet
+    corrections, brought = 0, 0
+    while blocks_to_skip == 0 and ahead | zeros:
         at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-        count = min(count_ones(places), 32)
-        bits -= count
-        corrections = buffer >> bits
-        for shift in range(count - 1, -1, -1):
-            k = count_trailing_zeros(places)
-            places &= places - 1
-            value = integer(block[k])
-            sign = value >> 63
-            block[k] = value + (((step ^ sign) - sign) & -((corrections >> shift) & 1))
-    return at, buffer, bits, beyond
+        found = next_code(buffer, bits, table, tables)
+        bits -= found >> 8
+        run, size = (found >> 4) & 15, found & 15
+        if found == 0 or size > 1:
+            return at, buffer, bits, beyond, -1
+        if size == 0 and run < 15:
+            blocks_to_skip = (1 << run) + _bits(buffer, bits, run)
+            bits -= run
+            break
+        value = step * (2 * _bits(buffer, bits, size) - 1)
+        bits -= size
+        for i in range(4):  # without a branch for short runs, whose length cannot be predicted
+            zeros &= zeros - 1 if run > i else -1
+        for _ in range(run - 4):
+            zeros &= zeros - 1
+        if size and zeros == 0:
+            return at, buffer, bits, beyond, -1
+        place = zeros & -zeros
+        zeros ^= place
+        passed = ahead & (place - 1)  # all where no zero is left
+        ahead ^= passed
+        at, buffer, bits, beyond, corrections = _take_corrections(
+            source, size_bytes, at, buffer, bits, beyond, count_ones(passed), corrections
+        )
+        if size:
+            block[count_trailing_zeros(place)] = value
+            brought |= place
+    if blocks_to_skip:
+        blocks_to_skip -= 1
+        at, buffer, bits, beyond, corrections = _take_corrections(
+            source, size_bytes, at, buffer, bits, beyond, count_ones(ahead), corrections
+        )
+    _correct(block, known, corrections, step)
+    nonzero[0] |= brought
+    return at, buffer, bits, beyond, blocks_to_skip if bits >= beyond else -1
 
 
 @compiled
@@ -305,37 +365,10 @@ def refine_ac(
                 return -1
             buffer, bits, beyond = 0, 0, 0
         block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
-        known = nonzero[order[i]] & band  # values to correct that were not passed yet
-        unknown, brought = ~known & band, 0  # zeros that were not passed yet
-        while blocks_to_skip == 0 and known | unknown:
-            at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-            found = next_code(buffer, bits, table, tables)
-            bits -= found >> 8
-            zeros, size = (found >> 4) & 15, found & 15
-            if found == 0 or size > 1:
-                return -1
-            if size == 0 and zeros < 15:
-                blocks_to_skip = (1 << zeros) + _bits(buffer, bits, zeros)
-                bits -= zeros
-                break
-            new = step if _bits(buffer, bits, size) else -step
-            bits -= size
-            for _ in range(zeros):
-                unknown &= unknown - 1
-            if unknown == 0 and size:
-                return -1
-            place = unknown & -unknown
-            unknown ^= place
-            passed = known & (place - 1)  # all where no zero is left
-            known ^= passed
-            at, buffer, bits, beyond = _correct(source, size_bytes, at, buffer, bits, beyond, block, passed, step)
-            if size:
-                block[count_trailing_zeros(place)] = new
-                brought |= place
-        if blocks_to_skip:
-            at, buffer, bits, beyond = _correct(source, size_bytes, at, buffer, bits, beyond, block, known, step)
-            blocks_to_skip -= 1
-        nonzero[order[i]] |= brought
-        if bits < beyond:
+        brought = long_pointer(integer(nonzero.ctypes.data) + 8 * order[i])
+        at, buffer, bits, beyond, blocks_to_skip = _refine_block(
+            source, size_bytes, at, buffer, bits, beyond, blocks_to_skip, band, step, table, tables, block, brought
+        )
+        if blocks_to_skip < 0:
             return -1
     return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1
