@@ -276,7 +276,7 @@ def _decode(
 def _read_scans(data: NDArray[np.uint8], scan: _Scan | None, tables: _Tables, picture: Picture) -> None:
     """Decode a file of several scans, or of arithmetic coding, into blocks of a single one."""
     coefficients = _Coefficients(picture)
-    at, view = picture.header.scan_offset, memoryview(data)
+    at, view = picture.header.scan_offset, data.data
     while scan is not None:
         at = _read_scan(data, at, scan, tables, picture, coefficients)
         if at < 0:
@@ -319,36 +319,43 @@ def _read_scan(
     _note_known(scan, coefficients.known, progressive)
     low_bit, refine = scan.low_bit, scan.high_bit > 0
     if picture.header.process in ARITHMETIC:
-        band = np.array((scan.first_k, scan.last_k, low_bit, refine), np.int64)
-        pattern = np.array(
-            [(p, scan.dc_tables[p], scan.ac_tables[p] - 4) for p in scan.blocks_per_mcu(picture)], np.int64
-        )
-        return jpeg_arithmetic.decode_scan(
-            data,
-            at,
-            order,
-            pattern,
-            interval,
-            band,
-            tables.conditioning,
-            jpeg_arithmetic.ESTIMATES,
-            *jpeg_arithmetic.scratch_memory(),
-            *into,
-        )
+        return _read_arithmetic_scan(data, at, scan, tables, picture, coefficients)
     if not progressive:
         dc, counts = np.empty(len(order), np.int16), np.empty(len(order), np.uint8)
         at, tokens = _decode(data, at, scan, tables, picture, dc, counts)
         if at >= 0:
             jpeg_scans.expand(order, dc, counts, tokens, *into)
         return at
-    huffman = tables.look, tables.limits, tables.values
+    look, limits, values = tables.look, tables.limits, tables.values
     if scan.first_k == 0:
         places = scan.blocks_per_mcu(picture)
         pattern = np.array([(p, 0 if refine else tables.need(scan.dc_tables[p])) for p in places], np.int64)
-        return jpeg_scans.decode_dc(data, at, order, pattern, interval, low_bit, refine, *huffman, coefficients.values)
+        return jpeg_scans.decode_dc(
+            data, at, order, pattern, interval, low_bit, refine, look, limits, values, coefficients.values
+        )
     decode = jpeg_scans.refine_ac if refine else jpeg_scans.decode_ac
     row, band_ends = tables.need(scan.ac_tables[0]), (scan.first_k, scan.last_k)
-    return decode(data, at, order, interval, *band_ends, low_bit, row, *huffman, *into)
+    return decode(data, at, order, interval, *band_ends, low_bit, row, look, limits, values, *into)
+
+
+def _read_arithmetic_scan(
+    data: NDArray[np.uint8], at: int, scan: _Scan, tables: _Tables, picture: Picture, coefficients: _Coefficients
+) -> int:
+    """Like `_read_scan`."""
+    places = scan.blocks_per_mcu(picture)
+    return jpeg_arithmetic.decode_scan(
+        data,
+        at,
+        picture.order(scan.components),
+        np.array([(p, scan.dc_tables[p], scan.ac_tables[p] - 4) for p in places], np.int64),
+        tables.restart_interval,
+        np.array((scan.first_k, scan.last_k, scan.low_bit, scan.high_bit > 0), np.int64),
+        tables.conditioning,
+        jpeg_arithmetic.ESTIMATES,
+        *jpeg_arithmetic.scratch_memory(),
+        coefficients.values,
+        coefficients.nonzero,
+    )
 
 
 def _note_known(scan: _Scan, known: list[list[int]], progressive: bool) -> None:
