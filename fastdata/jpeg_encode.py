@@ -105,36 +105,32 @@ def bit_size(value: int) -> int:
 
 
 @compiled
-def count_symbols(
+def count_differences(
     pattern: NDArray[np.int64],
     mcus: int,
     restart_interval: int,
     dc: NDArray[np.int16],
-    counts: NDArray[np.uint8],
-    tokens: NDArray[np.uint32],
     frequencies: NDArray[np.int64],
 ) -> bool:
-    """Count the symbols of each table when restarts come every `restart_interval` MCUs.
+    """Count the DC symbols of each table when restarts come every `restart_interval` MCUs.
 
     Args:
         pattern: (blocks of an MCU,) the component of each block.
         mcus: MCUs of the picture.
         restart_interval: MCUs.
         dc: (blocks,).
-        counts: (blocks,).
-        tokens: (tokens,).
-        frequencies: (4, 256) raised: DC of component 0, DC of the others, AC of component 0, AC of the others.
+        frequencies: (2, 256) raised: those of component 0, and of the others.
 
     Returns:
         Whether every DC difference can be coded.
     """
     predicted = np.zeros(4, np.int64)
-    again = np.zeros((2, 256), np.int64)  # every other AC symbol: counting one twice in a row waits for the first
-    source = word_pointer(tokens.ctypes.data)
-    block, token = 0, 0
-    for mcu in range(mcus):
-        if mcu % restart_interval == 0:
+    block, left = 0, 0
+    for _ in range(mcus):
+        if left == 0:
             predicted[:] = 0
+            left = restart_interval
+        left -= 1
         for part in range(len(pattern)):
             component = pattern[part]
             table = 0 if component == 0 else 1
@@ -143,15 +139,7 @@ def count_symbols(
                 return False
             predicted[component] = dc[block]
             frequencies[table, size] += 1
-            for _ in range(counts[block] >> 1):
-                frequencies[2 + table, source[token] >> 16] += 1
-                again[table, source[token + 1] >> 16] += 1
-                token += 2
-            if counts[block] & 1:
-                frequencies[2 + table, source[token] >> 16] += 1
-                token += 1
             block += 1
-    frequencies[2:] += again
     return True
 
 
@@ -198,16 +186,16 @@ def encode_scan(
     out: NDArray[np.uint8],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Code blocks with restart markers; arguments as for `count_symbols`.
+    """Code blocks with restart markers.
 
     Args:
-        pattern: (blocks of an MCU,).
+        pattern: (blocks of an MCU,) the component of each block.
         mcus: MCUs of the picture.
         restart_interval: MCUs.
         dc: (blocks,).
         counts: (blocks,).
         tokens: (tokens,).
-        codes: (4, 256) from `code_table`, in the order of `count_symbols`.
+        codes: (4, 256) from `code_table`: DC of component 0, DC of the others, AC of component 0, AC of the others.
         out: Filled with the entropy-coded data, restart markers included, without an end marker.
         lengths: (mcus / restart_interval,) filled with the bytes of each segment, without its marker.
 

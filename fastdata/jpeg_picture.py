@@ -88,6 +88,8 @@ class Picture:
     """(blocks,) AC tokens of each block."""
     tokens: NDArray[np.uint32] = field(init=False)
     """(tokens,) see `jpeg_entropy`."""
+    ac_frequencies: NDArray[np.int64] = field(init=False)
+    """(2, 256) how often each AC symbol occurs in component 0, and in the others."""
     _orders: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,6 +107,7 @@ class Picture:
             first += stride * self.mcus_down * down
         self.grids = np.array(rows, np.int64)
         self.dc, self.counts = np.empty(first, np.int16), np.empty(first, np.uint8)
+        self.ac_frequencies = np.zeros((2, 256), np.int64)
 
     @property
     def pattern(self) -> NDArray[np.int64]:
@@ -236,10 +239,8 @@ def _read_sos(payload: bytes, picture: Picture) -> _Scan:
         raise UnreadableError(DAMAGED)
     names, selectors = payload[1 : 1 + 2 * count : 2], payload[2 : 2 + 2 * count : 2]
     identifiers = picture.frame[6 : 6 + 3 * picture.header.components : 3]
-    components = tuple(identifiers.index(name) for name in names if name in identifiers)
-    if len(components) != count or sorted(set(components)) != list(components):
-        raise UnreadableError(UNUSUAL)
-    if any(selector & 0xCC for selector in selectors):
+    components = tuple(map(identifiers.find, names))  # -1 for unknown ones
+    if -1 in components or sorted(set(components)) != list(components) or any(s & 0xCC for s in selectors):
         raise UnreadableError(UNUSUAL)
     first_k, last_k, bits = payload[1 + 2 * count :]
     dc_tables, ac_tables = tuple(s >> 4 for s in selectors), tuple(4 + (s & 15) for s in selectors)
@@ -248,7 +249,8 @@ def _read_sos(payload: bytes, picture: Picture) -> _Scan:
 
 def _read_single_scan(data: NDArray[np.uint8], scan: _Scan, tables: _Tables, picture: Picture) -> None:
     """Decode a sequential file of one scan straight into blocks."""
-    at, picture.tokens = _decode(data, picture.header.scan_offset, scan, tables, picture, picture.dc, picture.counts)
+    into = picture.dc, picture.counts, picture.ac_frequencies
+    at, picture.tokens = _decode(data, picture.header.scan_offset, scan, tables, picture, *into)
     if at < 0 or data[at] != EOI:
         raise UnreadableError(DAMAGED)
 
@@ -261,14 +263,15 @@ def _decode(
     picture: Picture,
     dc: NDArray[np.int16],
     counts: NDArray[np.uint8],
+    frequencies: NDArray[np.int64],
 ) -> tuple[int, NDArray[np.uint32]]:
-    """Decode a sequential scan into `dc` and `counts`; return where its end marker lies, -1 for damage, and tokens."""
+    """Decode a sequential scan into the last three; return where its end marker lies, -1 for damage, and tokens."""
     places = scan.blocks_per_mcu(picture)
     pattern = np.array([(p, tables.need(scan.dc_tables[p]), tables.need(scan.ac_tables[p])) for p in places], np.int64)
     tokens = np.empty(min(64 * len(dc), 8 * len(data) + 64), np.uint32)
-    mcus = len(dc) // len(places)
+    mcus, huffman = len(dc) // len(places), (tables.look, tables.limits, tables.values)
     at, count = jpeg_entropy.decode_scan(
-        data, at, mcus, tables.restart_interval, pattern, tables.look, tables.limits, tables.values, dc, counts, tokens
+        data, at, mcus, tables.restart_interval, pattern, *huffman, dc, counts, tokens, frequencies
     )
     return at, tokens[:count]
 
@@ -291,7 +294,8 @@ def _read_scans(data: NDArray[np.uint8], scan: _Scan | None, tables: _Tables, pi
         raise UnreadableError(INCOMPLETE)
     order = picture.order(tuple(range(picture.header.components)))
     tokens = np.empty(64 * len(picture.dc), np.uint32)
-    count = jpeg_scans.collapse(order, coefficients.values, coefficients.nonzero, picture.dc, picture.counts, tokens)
+    into = picture.dc, picture.counts, tokens, picture.ac_frequencies
+    count = jpeg_scans.collapse(order, picture.pattern, coefficients.values, coefficients.nonzero, *into)
     if count < 0:
         raise UnreadableError(OUT_OF_RANGE)
     picture.tokens = tokens[:count]
@@ -322,7 +326,7 @@ def _read_scan(
         return _read_arithmetic_scan(data, at, scan, tables, picture, coefficients)
     if not progressive:
         dc, counts = np.empty(len(order), np.int16), np.empty(len(order), np.uint8)
-        at, tokens = _decode(data, at, scan, tables, picture, dc, counts)
+        at, tokens = _decode(data, at, scan, tables, picture, dc, counts, np.zeros((2, 256), np.int64))
         if at >= 0:
             jpeg_scans.expand(order, dc, counts, tokens, *into)
         return at

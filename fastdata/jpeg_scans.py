@@ -93,16 +93,34 @@ def expand(
 @compiled
 def collapse(
     order: NDArray[np.int64],
+    pattern: NDArray[np.int64],
     coefficients: NDArray[np.int16],
     nonzero: NDArray[np.int64],
     dc: NDArray[np.int16],
     counts: NDArray[np.uint8],
     tokens: NDArray[np.uint32],
+    frequencies: NDArray[np.int64],
 ) -> int:
-    """Turn coefficients into blocks in coded order; return the number of tokens, -1 where one has over 10 bits."""
+    """Turn coefficients into blocks in coded order.
+
+    Args:
+        order: All blocks.
+        pattern: (blocks of an MCU,) the component of each block.
+        coefficients: See above.
+        nonzero: See above.
+        dc: Filled, as by `fastdata.jpeg_entropy.decode_scan`; so are `counts`, `tokens` and `frequencies`.
+        counts: See `dc`.
+        tokens: Holds 64 a block.
+        frequencies: See `dc`.
+
+    Returns:
+        The number of tokens, -1 where one has over 10 bits.
+    """
     written = word_pointer(tokens.ctypes.data)
-    token = 0
+    token, part = 0, -1
     for i in range(len(order)):
+        part = part + 1 if part + 1 < len(pattern) else 0
+        symbols = long_pointer(integer(frequencies.ctypes.data) + (2048 if pattern[part] else 0))
         block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
         left = nonzero[order[i]]
         dc[i] = block[0]
@@ -114,6 +132,7 @@ def collapse(
             before = k
             while run > 15:
                 written[token] = 0xF0 << 16
+                symbols[0xF0] += 1
                 token += 1
                 run -= 16
             value = integer(block[k])
@@ -122,9 +141,11 @@ def collapse(
                 return -1
             extra = value + ((value >> 63) & ((1 << size) - 1))
             written[token] = (((run << 4) | size) << 16) | extra
+            symbols[(run << 4) | size] += 1
             token += 1
         if before < 63:
             written[token] = 0
+            symbols[0] += 1
             token += 1
         counts[i] = token - first
     return token

@@ -19,7 +19,7 @@ from fastdata.jpeg import read_header
 from fastdata.shards import ConvertOptions, convert_folder
 from fastdata.shards.facts import read_facts
 from fastdata.shards.options import parse_split
-from fastdata.shards.reencode import make_reencode
+from fastdata.shards.reencode import MakeCropReady, Shrink, _Both
 from fastdata.sources.folder import FolderSource, open_folder
 from fastdata.sources.open import open_source
 from fastdata.sources.paths import printable
@@ -296,10 +296,7 @@ class TestReencoding:
 
     def test_a_picture_that_was_shrunk_and_is_not_crop_ready_is_kept_shrunk_with_the_reason(self) -> None:
         data = encode(Image.fromarray(smooth_pixels(160, 96)))
-        options = ConvertOptions(resize=48, crop_ready=True)
-        object.__setattr__(options, "max_growth", -0.9)  # what nothing fulfils
-        reencode = make_reencode(options)
-        assert reencode is not None
+        reencode = _Both(Shrink(48, 90), MakeCropReady(-0.9, "coefficients"))  # a limit that nothing keeps
         made = reencode(data, read_facts(data))
         assert made.data is not None
         assert Image.open(io.BytesIO(made.data)).size == (80, 48)
