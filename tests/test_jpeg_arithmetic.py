@@ -133,7 +133,7 @@ def test_the_reference_decodes_arithmetic_files_beyond_one_read() -> None:
 
 def test_fast_decoders_leave_arithmetic_files_to_the_reference() -> None:
     header = jpeg.read_header(arithmetic(baseline(32, 32)))
-    assert jpeg.fast_decoder_refusal(header) == "arithmetic coding"
+    assert jpeg.REFUSALS[header.refusal] == "arithmetic coding"
 
 
 @pytest.mark.parametrize("progressive", [False, True])
