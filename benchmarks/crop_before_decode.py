@@ -2,7 +2,8 @@
 
 ``python benchmarks/crop_before_decode.py photos/train``. Times are CPU time of the calling thread, median over the
 repeats with all sides interleaved, so other programs on the machine disturb them little. Windows are those of a random
-resized crop (scale 0.08 to 1, ratio 3/4 to 4/3).
+resized crop (scale 0.08 to 1, ratio 3/4 to 4/3). With ``--jpegtran`` the same files are also rewritten by that program
+of libjpeg-turbo, and by the transcoder from the progressive and arithmetic-coded forms that it makes of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import resource
+import shutil
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,13 +127,91 @@ def rows_of_steps(originals: list[bytes], ready: list[bytes], windows: list[Wind
         print(f"{name:32} {value:9.2f}")
 
 
+def rows_of_forms(originals: list[bytes], jpegtran: str, repeats: int) -> None:
+    """Print how long the transcoder takes from each form that a JPEG may have."""
+    forms = {"baseline": [], "progressive": ["-progressive"], "arithmetic": ["-arithmetic"]}
+    forms["arithmetic, progressive"] = ["-arithmetic", "-progressive"]
+    files = {
+        form: [
+            subprocess.run([jpegtran, *options, "-copy", "all"], input=one, capture_output=True, check=True).stdout
+            for one in originals
+        ]
+        for form, options in forms.items()
+    }
+    times = measure({form: _transcoder(some) for form, some in files.items()}, len(originals), repeats)
+    print("transcode from, no check              us    files/s    left as they are")
+    for form, some in files.items():
+        left = sum(transcode.make_crop_ready(one, check="none").data is None for one in some)
+        print(f"{form:32} {times[form]:9.0f} {1e6 / times[form]:9.0f} {left:12}")
+
+
+def _transcoder(files: list[bytes]) -> Callable[[], object]:
+    return lambda: [transcode.make_crop_ready(one, check="none") for one in files]
+
+
+def rows_of_jpegtran(originals: list[bytes], jpegtran: str, repeats: int) -> None:
+    """Print wall and CPU time a file of jpegtran, started once a file as is its use, and of the transcoder."""
+    restarts = [f"{transcode.restart_intervals(jpeg.read_header(one))[0]}B" for one in originals]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{i}.jpg" for i in range(len(originals))]
+        for path, one in zip(paths, originals, strict=True):
+            path.write_bytes(one)
+        target = Path(folder) / "out.jpg"
+
+        def run_program(options: list[str], with_restarts: bool) -> int:
+            size = 0
+            for path, restart in zip(paths, restarts, strict=True):
+                extra = ["-restart", restart] if with_restarts else []
+                subprocess.run([jpegtran, *options, *extra, "-outfile", target, path], check=True)
+                size += target.stat().st_size
+            return size
+
+        def run_transcoder(check: transcode.Check) -> int:
+            size = 0
+            for path in paths:
+                made = transcode.make_crop_ready(path.read_bytes(), check=check, max_growth=9.0).data
+                assert made is not None
+                target.write_bytes(made)
+                size += len(made)
+            return size
+
+        sides: dict[str, Callable[[], int]] = {
+            "jpegtran -copy none": lambda: run_program(["-copy", "none"], False),
+            "jpegtran -copy none -optimize -restart NB": lambda: run_program(["-copy", "none", "-optimize"], True),
+            "transcode, no check": lambda: run_transcoder("none"),
+            "transcode, coefficients": lambda: run_transcoder("coefficients"),
+        }
+        whole = sum(map(len, originals))
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+        growth = {name: run() / whole - 1 for name, run in sides.items()}
+        for _ in range(repeats):
+            for name, run in sides.items():
+                wall, cpu = time.perf_counter(), _cpu_s()
+                run()
+                times[name].append((time.perf_counter() - wall, _cpu_s() - cpu))
+    print("file to file                                   wall us     CPU us    growth")
+    for name, pairs in times.items():
+        wall, cpu = (statistics.median(values) / len(originals) * 1e6 for values in zip(*pairs, strict=True))
+        print(f"{name:44} {wall:9.0f} {cpu:10.0f} {growth[name]:+9.1%}")
+
+
+def _cpu_s() -> float:
+    """Return the CPU time of this process and of those that it ran."""
+    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="class folders of JPEGs")
     parser.add_argument("--files", type=int, default=256, help="how many of them")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--jpegtran", action="store_true", help="compare with jpegtran, which has to be installed")
     options = parser.parse_args()
+    jpegtran = shutil.which("jpegtran") if options.jpegtran else None
+    if options.jpegtran and jpegtran is None:
+        parser.error("jpegtran is not installed: it comes with libjpeg-turbo (libjpeg-turbo-progs on Debian)")
     paths = sorted(p for p in options.folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))[: options.files]
     originals, ready, left = [], [], []
     for path in paths:
@@ -147,6 +230,9 @@ def main() -> None:
     print(*(f"left as it is: {line}" for line in left), sep="\n", end="\n" if left else "")
     rows_of_steps(originals, ready, windows, options.repeats)
     rows_of_intervals(originals, windows, options.repeats)
+    if jpegtran is not None:
+        rows_of_forms(originals, jpegtran, options.repeats)
+        rows_of_jpegtran(originals, jpegtran, options.repeats)
 
 
 if __name__ == "__main__":

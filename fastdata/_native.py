@@ -164,6 +164,26 @@ def count_leading_zeros(_typing: Any, _value: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+@_intrinsic
+def count_trailing_zeros(_typing: Any, _value: Any) -> Any:
+    """Return the zero bits below the lowest one of an int64; 64 for 0. For kernels."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.int64), generate
+
+
+@_intrinsic
+def count_ones(_typing: Any, _value: Any) -> Any:
+    """Return the ones among the bits of an int64. For kernels."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.int64), generate
+
+
 integer = cast("Callable[[Any], int]", np.int64)
 """Widen to int64. For kernels: numba keeps uint8 unsigned, and int64 with uint64 gives float64."""
 

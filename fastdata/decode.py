@@ -277,7 +277,10 @@ def _open(data: Encoded) -> ImageFile:
             elif claimed:
                 stream.seek(0)
                 try:
-                    return factory(stream, "")
+                    picture = factory(stream, "")
+                    # All bytes at once: libjpeg's arithmetic decoder fails where it has to wait for more of them.
+                    picture.decodermaxblock = max(picture.decodermaxblock, len(data))
+                    return picture
                 except (SyntaxError, IndexError, TypeError, struct.error) as exc:  # a plugin's way to say "not mine"
                     if accept is not None:
                         refusals.append(f"{name}: {_first_line(exc)}")

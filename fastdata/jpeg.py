@@ -36,15 +36,19 @@ REFUSALS: Final = (
     "unusual JPEG header",
     "samples that are not 8-bit",
     "not 1 or 3 components",
-    "lossless, hierarchical or arithmetic coding",
+    "lossless or hierarchical coding",
     "height defined after the scan",
     "more pixels than the limit",
     "RGB-coded JPEG",
     "unusual chroma sampling",
     "no end-of-image marker",
+    "arithmetic coding",
 )
 """Why fast decoders (libjpeg-turbo called directly, DALI, the GPU's engine) must not take a file, by code; "" (code 0)
-where they may: they take 8-bit JPEGs of 1 or 3 components in ordinary form, the PIL reference everything else."""
+where they may: they take 8-bit JPEGs of 1 or 3 components in ordinary form, the PIL reference everything else.
+
+Where several hold, the last ones yield to the others: "arithmetic coding" stands for files that have no other fault.
+"""
 (
     TAKEN,
     NOT_A_JPEG,
@@ -58,6 +62,7 @@ where they may: they take 8-bit JPEGs of 1 or 3 components in ordinary form, the
     RGB_CODED,
     SAMPLING,
     NO_END,
+    ARITHMETIC,
 ) = range(len(REFUSALS))
 
 TABLE_MARKER: Final = 0xE9
@@ -319,12 +324,12 @@ def _end_offset(data: Pointer, size: int, start: int) -> int:
 @helper
 def _refusal(data: Pointer, row: Pointer) -> int:
     """Return the first reason why fast decoders must not take the file whose markers were followed into `row`."""
-    lossless_or_arithmetic = row[_PROCESS] > 2
+    arithmetic = row[_PROCESS] == 9 or row[_PROCESS] == 10
     if row[_PRECISION] != 8:
         return NOT_8_BIT
     if row[_COMPONENTS] != 1 and row[_COMPONENTS] != 3:
         return COMPONENTS
-    if lossless_or_arithmetic:
+    if row[_PROCESS] > 2 and not arithmetic:
         return CODING
     if row[_HEIGHT] == 0:
         return NO_HEIGHT
@@ -340,7 +345,9 @@ def _refusal(data: Pointer, row: Pointer) -> int:
         across, down = (row[_SAMPLING] >> 4) & 15, row[_SAMPLING] & 15
         if row[_SAMPLING] >> 8 != 0x1111 or across * down > 4 or across == 3 or down == 3:
             return SAMPLING
-    return NO_END if row[_END_OFFSET] < 0 else TAKEN
+    if row[_END_OFFSET] < 0:
+        return NO_END
+    return ARITHMETIC if arithmetic else TAKEN
 
 
 @compiled

@@ -11,7 +11,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Pointer, byte_pointer, compiled, count_leading_zeros, helper, inlined, integer
+from fastdata._native import (
+    Pointer,
+    byte_pointer,
+    compiled,
+    count_leading_zeros,
+    helper,
+    inlined,
+    integer,
+    long_pointer,
+    word_pointer,
+)
 from fastdata.jpeg_entropy import MAX_DC_BITS
 
 MAX_BLOCK_BYTES: Final = 520
@@ -95,34 +105,32 @@ def bit_size(value: int) -> int:
 
 
 @compiled
-def count_symbols(
+def count_differences(
     pattern: NDArray[np.int64],
     mcus: int,
     restart_interval: int,
     dc: NDArray[np.int16],
-    counts: NDArray[np.uint8],
-    tokens: NDArray[np.uint32],
     frequencies: NDArray[np.int64],
 ) -> bool:
-    """Count the symbols of each table when restarts come every `restart_interval` MCUs.
+    """Count the DC symbols of each table when restarts come every `restart_interval` MCUs.
 
     Args:
         pattern: (blocks of an MCU,) the component of each block.
         mcus: MCUs of the picture.
         restart_interval: MCUs.
         dc: (blocks,).
-        counts: (blocks,).
-        tokens: (tokens,).
-        frequencies: (4, 256) raised: DC of component 0, DC of the others, AC of component 0, AC of the others.
+        frequencies: (2, 256) raised: those of component 0, and of the others.
 
     Returns:
         Whether every DC difference can be coded.
     """
     predicted = np.zeros(4, np.int64)
-    block, token = 0, 0
-    for mcu in range(mcus):
-        if mcu % restart_interval == 0:
+    block, left = 0, 0
+    for _ in range(mcus):
+        if left == 0:
             predicted[:] = 0
+            left = restart_interval
+        left -= 1
         for part in range(len(pattern)):
             component = pattern[part]
             table = 0 if component == 0 else 1
@@ -131,9 +139,6 @@ def count_symbols(
                 return False
             predicted[component] = dc[block]
             frequencies[table, size] += 1
-            for i in range(token, token + counts[block]):
-                frequencies[2 + table, tokens[i] >> 16] += 1
-            token += counts[block]
             block += 1
     return True
 
@@ -181,16 +186,16 @@ def encode_scan(
     out: NDArray[np.uint8],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Code blocks with restart markers; arguments as for `count_symbols`.
+    """Code blocks with restart markers.
 
     Args:
-        pattern: (blocks of an MCU,).
+        pattern: (blocks of an MCU,) the component of each block.
         mcus: MCUs of the picture.
         restart_interval: MCUs.
         dc: (blocks,).
         counts: (blocks,).
         tokens: (tokens,).
-        codes: (4, 256) from `code_table`, in the order of `count_symbols`.
+        codes: (4, 256) from `code_table`: DC of component 0, DC of the others, AC of component 0, AC of the others.
         out: Filled with the entropy-coded data, restart markers included, without an end marker.
         lengths: (mcus / restart_interval,) filled with the bytes of each segment, without its marker.
 
@@ -201,7 +206,8 @@ def encode_scan(
     block, token, at, held, bits = 0, 0, 0, 0, 0
     room = integer(out.size) - MAX_BLOCK_BYTES * integer(len(pattern)) - 16
     segment, start, left = 0, 0, restart_interval
-    target = byte_pointer(out.ctypes.data)
+    target, source = byte_pointer(out.ctypes.data), word_pointer(tokens.ctypes.data)
+    ac_codes = long_pointer(codes.ctypes.data)
     for mcu in range(mcus):
         if at > room:
             return -1
@@ -211,17 +217,17 @@ def encode_scan(
             difference = integer(dc[block]) - predicted[component]
             predicted[component] = dc[block]
             size = bit_size(difference)
-            extra = difference if difference >= 0 else difference + (1 << size) - 1
+            extra = difference + ((difference >> 63) & ((1 << size) - 1))  # without a branch: signs are random
             found = codes[table, size]
             at, held, bits = _put(target, at, held, bits, ((found >> 8) << size) | extra, (found & 255) + size)
-            table += 2
-            for i in range(token, token + counts[block]):
-                symbol = integer(tokens[i]) >> 16
+            first_code = 256 * (table + 2)
+            for _ in range(counts[block]):
+                symbol = integer(source[token]) >> 16
+                extra = integer(source[token]) & 0xFFFF
                 size = symbol & 15
-                found = codes[table, symbol]
-                extra = integer(tokens[i]) & 0xFFFF
+                found = ac_codes[first_code + symbol]
                 at, held, bits = _put(target, at, held, bits, ((found >> 8) << size) | extra, (found & 255) + size)
-            token += counts[block]
+                token += 1
             block += 1
         left -= 1
         if left == 0 or mcu == mcus - 1:

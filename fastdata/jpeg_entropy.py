@@ -150,8 +150,12 @@ def next_code(buffer: int, bits: int, row: int, tables: Pointers) -> int:
 
 @inlined
 def extend(value: int, size: int) -> int:
-    """Return the signed number that `size` extra bits stand for (T.81, figure F.12)."""
-    return value if size == 0 or value >> (size - 1) else value - (1 << size) + 1
+    """Return the signed number that `size` extra bits stand for (T.81, figure F.12).
+
+    Without a branch: signs cannot be predicted.
+    """
+    negative = (value - ((1 << size) >> 1)) >> 63
+    return value + (negative & (1 - (1 << size)))
 
 
 @helper
@@ -183,6 +187,7 @@ def _decode_ac(
     tables: Pointers,
     tokens: Pointer,
     token: int,
+    frequencies: Pointer,
 ) -> tuple[int, int, int, int, int]:
     """Decode the AC tokens of one block; return the state after them and the next token, -1 for damage."""
     k = 1
@@ -193,6 +198,7 @@ def _decode_ac(
         bits -= (found >> 8) + size
         tokens[token] = ((found & 255) << 16) | ((buffer >> bits) & ((1 << size) - 1))
         token += 1
+        frequencies[found & 255] += 1
         k += ((found >> 4) & 15) + 1
         if size == 0 and found & 0xF0 != 0xF0:
             if found & 0xF0 or found == 0:
@@ -214,6 +220,7 @@ def decode_scan(
     dc: NDArray[np.int16],
     counts: NDArray[np.uint8],
     tokens: NDArray[np.uint32],
+    frequencies: NDArray[np.int64],
 ) -> tuple[int, int]:
     """Decode one sequential scan into blocks in coded order.
 
@@ -229,6 +236,7 @@ def decode_scan(
         dc: (blocks,) filled with DC values.
         counts: (blocks,) filled with the number of AC tokens.
         tokens: Filled with all AC tokens; holds at least 64 a block or as many as the data have bits.
+        frequencies: (2, 256) raised by the AC symbols: those of the scan's first component, and of the others.
 
     Returns:
         Where the marker byte after the scan lies, -1 for damage; and the number of tokens.
@@ -237,13 +245,16 @@ def decode_scan(
     written = word_pointer(tokens.ctypes.data)
     predicted = np.zeros(4, np.int64)
     buffer, bits, beyond, block, token = 0, 0, 0, 0, 0
-    for mcu in range(mcus):
-        if restart_interval and mcu and mcu % restart_interval == 0:
-            at = after_restart(source, size_bytes, at, bits, beyond, mcu // restart_interval - 1)
+    left, restarts = restart_interval, 0
+    for _ in range(mcus):
+        if restart_interval and left == 0:
+            at = after_restart(source, size_bytes, at, bits, beyond, restarts)
             if at < 0:
                 return -1, 0
             buffer, bits, beyond = 0, 0, 0
             predicted[:] = 0
+            left, restarts = restart_interval, restarts + 1
+        left -= 1
         for part in range(len(pattern)):
             component = pattern[part, 0]
             at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
@@ -256,9 +267,9 @@ def decode_scan(
             dc[block] = predicted[component]
             if dc[block] != predicted[component]:
                 return -1, 0  # more than 16 bits
-            first = token
+            first, symbols = token, long_pointer(integer(frequencies.ctypes.data) + (2048 if component else 0))
             at, buffer, bits, beyond, token = _decode_ac(
-                source, size_bytes, at, buffer, bits, beyond, pattern[part, 2], tables, written, token
+                source, size_bytes, at, buffer, bits, beyond, pattern[part, 2], tables, written, token, symbols
             )
             if token < 0:
                 return -1, 0

@@ -1,8 +1,9 @@
 """Progressive and multi-scan JPEGs: their scans are gathered into coefficients, and those become blocks of one scan.
 
-Coefficients are (blocks, 64) int16 in zigzag order, component after component, each padded to whole MCUs. An *order*
-lists the blocks of a scan as they are coded. The procedures are those of ITU-T T.81, annex G; what counts as damage,
-and what a block's tokens are, is said in `fastdata.jpeg_entropy`.
+Coefficients are (blocks, 64) int16 in zigzag order, component after component, each padded to whole MCUs. Bit k of a
+block's *nonzero*, an int64, is set where its AC coefficient k is not 0; only there and for DC is the memory defined. An
+*order* lists the blocks of a scan as they are coded. The procedures are those of ITU-T T.81, annex G; what counts as
+damage, and what a block's tokens are, is said in `fastdata.jpeg_entropy`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata._native import Pointer, byte_pointer, compiled, inlined, integer, signed_short_pointer
+from fastdata._native import (
+    Pointer,
+    byte_pointer,
+    compiled,
+    count_ones,
+    count_trailing_zeros,
+    inlined,
+    integer,
+    long_pointer,
+    signed_short_pointer,
+    word_pointer,
+)
 from fastdata.jpeg_encode import bit_size
 from fastdata.jpeg_entropy import (
     MAX_DC_BITS,
+    Pointers,
     after_restart,
     after_segment,
     extend,
@@ -34,14 +47,14 @@ def interleaved_order(grids: NDArray[np.int64], mcus_across: int, mcus_down: int
         order: Filled with the blocks in coded order.
     """
     at = 0
-    for mcu in range(mcus_across * mcus_down):
-        row, column = mcu // mcus_across, mcu % mcus_across
-        for part in range(len(grids)):
-            first, stride, across, down = grids[part, 0], grids[part, 1], grids[part, 2], grids[part, 3]
-            for y in range(down):
-                for x in range(across):
-                    order[at] = first + (row * down + y) * stride + column * across + x
-                    at += 1
+    for row in range(mcus_down):
+        for column in range(mcus_across):
+            for part in range(len(grids)):
+                first, stride, across, down = grids[part, 0], grids[part, 1], grids[part, 2], grids[part, 3]
+                for y in range(down):
+                    for x in range(across):
+                        order[at] = first + (row * down + y) * stride + column * across + x
+                        at += 1
 
 
 def plain_order(first: int, stride: int, blocks_across: int, blocks_down: int) -> NDArray[np.int64]:
@@ -57,55 +70,82 @@ def expand(
     counts: NDArray[np.uint8],
     tokens: NDArray[np.uint32],
     coefficients: NDArray[np.int16],
+    nonzero: NDArray[np.int64],
 ) -> None:
-    """Write the blocks of a sequential scan into `coefficients`."""
+    """Write the blocks of a sequential scan into `coefficients` and `nonzero`."""
     token = 0
     for i in range(len(order)):
         block = coefficients[order[i]]
         block[0] = dc[i]
-        k = 1
+        k, found = 1, 0
         for at in range(token, token + counts[i]):
             symbol = integer(tokens[at]) >> 16
             k += symbol >> 4
             size = symbol & 15
             if size:
                 block[k] = extend(integer(tokens[at]) & 0xFFFF, size)
+                found |= 1 << k
             k += 1
+        nonzero[order[i]] = found
         token += counts[i]
 
 
 @compiled
 def collapse(
     order: NDArray[np.int64],
+    pattern: NDArray[np.int64],
     coefficients: NDArray[np.int16],
+    nonzero: NDArray[np.int64],
     dc: NDArray[np.int16],
     counts: NDArray[np.uint8],
     tokens: NDArray[np.uint32],
+    frequencies: NDArray[np.int64],
 ) -> int:
-    """Turn coefficients into blocks in coded order; return the number of tokens, -1 where one has over 10 bits."""
-    token = 0
+    """Turn coefficients into blocks in coded order.
+
+    Args:
+        order: All blocks.
+        pattern: (blocks of an MCU,) the component of each block.
+        coefficients: See above.
+        nonzero: See above.
+        dc: Filled, as by `fastdata.jpeg_entropy.decode_scan`; so are `counts`, `tokens` and `frequencies`.
+        counts: See `dc`.
+        tokens: Holds 64 a block.
+        frequencies: See `dc`.
+
+    Returns:
+        The number of tokens, -1 where one has over 10 bits.
+    """
+    written = word_pointer(tokens.ctypes.data)
+    token, part = 0, -1
     for i in range(len(order)):
-        block = coefficients[order[i]]
+        part = part + 1 if part + 1 < len(pattern) else 0
+        symbols = long_pointer(integer(frequencies.ctypes.data) + (2048 if pattern[part] else 0))
+        block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
+        left = nonzero[order[i]]
         dc[i] = block[0]
-        first, run = token, 0
-        for k in range(1, 64):
-            value = integer(block[k])
-            if value == 0:
-                run += 1
-                continue
+        first, before = token, 0
+        while left:
+            k = count_trailing_zeros(left)
+            left &= left - 1
+            run = k - before - 1
+            before = k
             while run > 15:
-                tokens[token] = 0xF0 << 16
+                written[token] = 0xF0 << 16
+                symbols[0xF0] += 1
                 token += 1
                 run -= 16
+            value = integer(block[k])
             size = bit_size(value)
             if size > MAX_DC_BITS - 1:
                 return -1
-            extra = value if value > 0 else value + (1 << size) - 1
-            tokens[token] = (((run << 4) | size) << 16) | extra
+            extra = value + ((value >> 63) & ((1 << size) - 1))
+            written[token] = (((run << 4) | size) << 16) | extra
+            symbols[(run << 4) | size] += 1
             token += 1
-            run = 0
-        if run:
-            tokens[token] = 0
+        if before < 63:
+            written[token] = 0
+            symbols[0] += 1
             token += 1
         counts[i] = token - first
     return token
@@ -152,7 +192,7 @@ def decode_dc(
     predicted = np.zeros(4, np.int64)
     buffer, bits, beyond = 0, 0, 0
     blocks_per_mcu = integer(len(pattern))
-    until_restart = restart_interval * blocks_per_mcu
+    until_restart, part = restart_interval * blocks_per_mcu, -1
     for i in range(len(order)):
         if until_restart and i and i % until_restart == 0:
             at = after_restart(source, size_bytes, at, bits, beyond, i // until_restart - 1)
@@ -165,7 +205,7 @@ def decode_dc(
             coefficients[order[i], 0] |= _bits(buffer, bits, 1) << low_bit
             bits -= 1
             continue
-        part = i % blocks_per_mcu
+        part = part + 1 if part + 1 < blocks_per_mcu else 0
         component, table = pattern[part, 0], pattern[part, 1]
         found = next_code(buffer, bits, table, tables)
         size = found & 255
@@ -195,6 +235,7 @@ def decode_ac(
     limits: NDArray[np.int64],
     values: NDArray[np.uint8],
     coefficients: NDArray[np.int16],
+    nonzero: NDArray[np.int64],
 ) -> int:
     """Decode the first AC scan of a band; `table` is its AC table + 4. Returns as `decode_dc`."""
     source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
@@ -208,7 +249,8 @@ def decode_ac(
         if blocks_to_skip:
             blocks_to_skip -= 1
             continue
-        k = first_k
+        block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
+        k, brought = first_k, 0
         while k <= last_k:
             at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
             found = next_code(buffer, bits, table, tables)
@@ -223,53 +265,98 @@ def decode_ac(
             bits -= size
             if k > last_k or abs(value) > 32767:
                 return -1
-            coefficients[order[i], k] = value
+            block[k] = value
+            brought |= (value != 0) << k
             k += 1
+        nonzero[order[i]] |= brought
         if bits < beyond or found == 0:
             return -1
     return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1
 
 
 @inlined
-def _refinement(buffer: int, bits: int, found: int, step: int) -> tuple[int, int, int, int]:
-    """Return what a code says: zeros to pass, the new value after them, blocks without one; and the bits left."""
-    zeros = (found >> 4) & 15
-    if found & 15:
-        new = step if _bits(buffer, bits, 1) else -step
-        return zeros, new, 0, bits - 1
-    if zeros == 15:
-        return zeros, 0, 0, bits
-    return 64, 0, (1 << zeros) + _bits(buffer, bits, zeros), bits - zeros
+def _correct(block: Pointer, known: int, corrections: int, step: int) -> None:
+    """Move each known value of a block away from 0 by `step` where its correction, the first one highest, is 1."""
+    for shift in range(count_ones(known) - 1, -1, -1):
+        k = count_trailing_zeros(known)
+        known &= known - 1
+        value = integer(block[k])
+        sign = value >> 63
+        block[k] = value + (((step ^ sign) - sign) & -((corrections >> shift) & 1))
 
 
 @inlined
-def _correct(
+def _take_corrections(
+    source: Pointer, size_bytes: int, at: int, buffer: int, bits: int, beyond: int, count: int, corrections: int
+) -> tuple[int, int, int, int, int]:
+    """Append `count` bits to `corrections`; return the state after them, and all."""
+    while count > bits:
+        part = min(count, bits)
+        corrections = (corrections << part) | _bits(buffer, bits, part)
+        bits -= part
+        count -= part
+        at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+    corrections = (corrections << count) | _bits(buffer, bits, count)
+    return at, buffer, bits - count, beyond, corrections
+
+
+@inlined
+def _refine_block(
     source: Pointer,
     size_bytes: int,
     at: int,
     buffer: int,
     bits: int,
     beyond: int,
-    block: Pointer,
-    k: int,
-    last_k: int,
-    zeros: int,
+    blocks_to_skip: int,
+    band: int,
     step: int,
+    table: int,
+    tables: Pointers,
+    block: Pointer,
+    nonzero: Pointer,
 ) -> tuple[int, int, int, int, int]:
-    """Correct known values from `k` on until `zeros` unknown ones are passed; return the state and the next unknown."""
-    while k <= last_k:
-        value = integer(block[k])
-        if value:
-            at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-            bits -= 1
-            if (buffer >> bits) & 1 and abs(value) & step == 0:
-                block[k] = value + (step if value > 0 else -step)
-        elif zeros == 0:
+    """Refine the band of one block; return the state and the blocks to skip after it, -1 for damage."""
+    known = nonzero[0] & band
+    ahead, zeros = known, ~known & band  # known values and zeros that were not passed yet
+    corrections, brought = 0, 0
+    while blocks_to_skip == 0 and ahead | zeros:
+        at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
+        found = next_code(buffer, bits, table, tables)
+        bits -= found >> 8
+        run, size = (found >> 4) & 15, found & 15
+        if found == 0 or size > 1:
+            return at, buffer, bits, beyond, -1
+        if size == 0 and run < 15:
+            blocks_to_skip = (1 << run) + _bits(buffer, bits, run)
+            bits -= run
             break
-        else:
-            zeros -= 1
-        k += 1
-    return at, buffer, bits, beyond, k
+        value = step * (2 * _bits(buffer, bits, size) - 1)
+        bits -= size
+        for i in range(4):  # without a branch for short runs, whose length cannot be predicted
+            zeros &= zeros - 1 if run > i else -1
+        for _ in range(run - 4):
+            zeros &= zeros - 1
+        if size and zeros == 0:
+            return at, buffer, bits, beyond, -1
+        place = zeros & -zeros
+        zeros ^= place
+        passed = ahead & (place - 1)  # all where no zero is left
+        ahead ^= passed
+        at, buffer, bits, beyond, corrections = _take_corrections(
+            source, size_bytes, at, buffer, bits, beyond, count_ones(passed), corrections
+        )
+        if size:
+            block[count_trailing_zeros(place)] = value
+            brought |= place
+    if blocks_to_skip:
+        blocks_to_skip -= 1
+        at, buffer, bits, beyond, corrections = _take_corrections(
+            source, size_bytes, at, buffer, bits, beyond, count_ones(ahead), corrections
+        )
+    _correct(block, known, corrections, step)
+    nonzero[0] |= brought
+    return at, buffer, bits, beyond, blocks_to_skip if bits >= beyond else -1
 
 
 @compiled
@@ -286,9 +373,10 @@ def refine_ac(
     limits: NDArray[np.int64],
     values: NDArray[np.uint8],
     coefficients: NDArray[np.int16],
+    nonzero: NDArray[np.int64],
 ) -> int:
     """Decode a scan that brings one more bit of a band; arguments and result as for `decode_ac`."""
-    step = 1 << low_bit
+    step, band = 1 << low_bit, (-1 << first_k) & ~(-2 << last_k)
     source, size_bytes, tables = byte_pointer(data.ctypes.data), integer(data.size), pointers(look, limits, values)
     buffer, bits, beyond, blocks_to_skip = 0, 0, 0, 0
     for i in range(len(order)):
@@ -298,25 +386,10 @@ def refine_ac(
                 return -1
             buffer, bits, beyond = 0, 0, 0
         block = signed_short_pointer(integer(coefficients.ctypes.data) + 128 * order[i])
-        k = first_k
-        while k <= last_k:
-            zeros, new = 64, 0  # what a skipped block does: correct every known value, add none
-            if blocks_to_skip == 0:
-                at, buffer, bits, beyond = fill(source, size_bytes, at, buffer, bits, beyond)
-                found = next_code(buffer, bits, table, tables)
-                bits -= found >> 8
-                if found == 0 or found & 15 > 1:
-                    return -1
-                zeros, new, blocks_to_skip, bits = _refinement(buffer, bits, found, step)
-            at, buffer, bits, beyond, k = _correct(
-                source, size_bytes, at, buffer, bits, beyond, block, k, last_k, zeros, step
-            )
-            if new:
-                if k > last_k:
-                    return -1
-                block[k] = new
-            k += 1
-        blocks_to_skip = max(blocks_to_skip - 1, 0)
-        if bits < beyond:
+        brought = long_pointer(integer(nonzero.ctypes.data) + 8 * order[i])
+        at, buffer, bits, beyond, blocks_to_skip = _refine_block(
+            source, size_bytes, at, buffer, bits, beyond, blocks_to_skip, band, step, table, tables, block, brought
+        )
+        if blocks_to_skip < 0:
             return -1
     return after_segment(source, size_bytes, at, bits, beyond) if blocks_to_skip == 0 else -1

@@ -61,7 +61,7 @@ def make_crop_ready(
     if check not in CHECKS:
         raise UsageError("check", repr(check), " or ".join(CHECKS))
     header = jpeg.read_header(data)
-    if header.refusal:
+    if header.refusal not in (jpeg.TAKEN, jpeg.ARITHMETIC):
         return CropReady(None, jpeg.REFUSALS[header.refusal])
     try:
         picture = read_picture(np.frombuffer(data, np.uint8), header)
@@ -127,10 +127,10 @@ def _write(picture: Picture, interval: int, most_bytes: int) -> bytes:
     """Code a picture as a crop-ready file of at most `most_bytes`."""
     pattern, mcus = picture.pattern, picture.mcus_across * picture.mcus_down
     blocks = picture.dc, picture.counts, picture.tokens
-    frequencies = np.zeros((4, 256), np.int64)
-    if not jpeg_encode.count_symbols(pattern, mcus, interval, *blocks, frequencies):
+    dc_frequencies = np.zeros((2, 256), np.int64)
+    if not jpeg_encode.count_differences(pattern, mcus, interval, picture.dc, dc_frequencies):
         raise UnreadableError(OUT_OF_RANGE)
-    codes, huffman = _best_codes(frequencies)
+    codes, huffman = _best_codes(np.concatenate((dc_frequencies, picture.ac_frequencies)))
     out = np.empty(min(most_bytes, len(picture.dc) * jpeg_encode.MAX_BLOCK_BYTES) + 8192, np.uint8)
     lengths = np.empty(mcus // interval, np.int64)
     size = jpeg_encode.encode_scan(pattern, mcus, interval, *blocks, codes, out, lengths)
@@ -162,7 +162,7 @@ def _write(picture: Picture, interval: int, most_bytes: int) -> bytes:
 
 
 def _best_codes(frequencies: NDArray[np.int64]) -> tuple[NDArray[np.int64], bytes]:
-    """Return the codes that suit `frequencies`, and the payload of a DHT segment that defines them."""
+    """Return the codes that suit `frequencies` (see `encode_scan`), and a DHT segment's payload that defines them."""
     codes, payload = np.zeros((4, 256), np.int64), b""
     for row in np.flatnonzero(frequencies.any(axis=1)).tolist():
         counts, symbols = np.zeros(16, np.uint8), np.zeros(256, np.uint8)
@@ -204,6 +204,7 @@ def _compare_pixels(data: bytes | memoryview, written: bytes) -> None:
 
     try:
         with Image.open(io.BytesIO(data)) as source, Image.open(io.BytesIO(written)) as target:
+            source.decodermaxblock = len(data)  # see fastdata.decode: arithmetic coding is decoded in one go
             equal = source.mode == target.mode and np.array_equal(np.asarray(source), np.asarray(target))
     except (OSError, SyntaxError) as exc:
         raise UnreadableError(REFUSED) from exc

@@ -104,8 +104,11 @@ def test_each_odd_kind_is_refused_with_its_reason() -> None:
     sof = jpeg.read_header(data).sof_offset
     assert refusal(with_byte(data, sof + 4, 12)) == "samples that are not 8-bit"
     assert refusal(encode(mode="CMYK")) == "not 1 or 3 components"
-    for process in (3, 5, 6, 7, 9, 10, 11, 13, 14, 15):
-        assert refusal(with_byte(data, sof + 1, 0xC0 + process)) == "lossless, hierarchical or arithmetic coding"
+    for process in (3, 5, 6, 7, 11, 13, 14, 15):
+        assert refusal(with_byte(data, sof + 1, 0xC0 + process)) == "lossless or hierarchical coding"
+    for process in (9, 10):
+        assert refusal(with_byte(data, sof + 1, 0xC0 + process)) == "arithmetic coding"
+        assert refusal(with_byte(data[:-200], sof + 1, 0xC0 + process)) == "no end-of-image marker"
     assert refusal(data[: sof + 5] + b"\0\0" + data[sof + 7 :]) == "height defined after the scan"
     assert refusal(data[: sof + 5] + b"\xff\xff\xff\xff" + data[sof + 9 :]) == "more pixels than the limit"
     assert refusal(encode(keep_rgb=True)) == "RGB-coded JPEG"

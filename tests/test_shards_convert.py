@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from fastdata.cli import make_app
 from fastdata.errors import FastDataError, ShardError, SourceError, UsageError
+from fastdata.jpeg import read_header
 from fastdata.shards import ConvertOptions, convert_folder
+from fastdata.shards.facts import read_facts
 from fastdata.shards.options import parse_split
+from fastdata.shards.reencode import MakeCropReady, Shrink, _Both
 from fastdata.sources.folder import FolderSource, open_folder
 from fastdata.sources.open import open_source
+from fastdata.sources.paths import printable
 from fastdata.sources.tar import TarSource, open_shards
 from tests.pictures import encode, flat, noise, smooth_pixels, tree
 
@@ -250,8 +257,6 @@ class TestReencoding:
             assert source.index.columns["stored_sha256"][i].tobytes() == sha256(source.read(i)).digest()
 
     def test_crop_ready_shards_decode_to_the_same_pixels(self, photos: Path) -> None:
-        from fastdata.jpeg import read_header
-
         out = photos.parent / "out"
         convert_folder(photos, out, ConvertOptions(crop_ready=True))
         source, files = open_shards(out), open_folder(photos)
@@ -262,6 +267,43 @@ class TestReencoding:
         made = [read_header(source.read(i)).crop_ready for i in range(4)]
         assert sum(made) == source.index.facts["notes"].get("crop-ready", 0) >= 1
         assert source.index.columns["orientation"].tolist() == [1, 6, 1, 1]
+
+    def test_files_that_stay_as_they_are_are_listed_with_their_reason(self, photos: Path) -> None:
+        rng = np.random.default_rng(0)
+        rough = Image.fromarray(rng.integers(0, 256, (90, 120, 3)).astype(np.uint8))
+        (photos / "k" / "4.jpg").write_bytes(encode(rough))
+        whole = encode(rough, quality=80)
+        (photos / "k" / "5.jpg").write_bytes(whole[: len(whole) // 2] + whole[-2:])
+        out = photos.parent / "out"
+        result = convert_folder(photos, out, ConvertOptions(crop_ready=True), workers=2)
+        listed = {row["path"]: row["reason"] for row in json.loads((out / "not-crop-ready.json").read_text())}
+        assert listed["k/3.png"] == "not a JPEG"
+        assert listed["k/5.jpg"] == "damaged scan"
+        assert "k/4.jpg" not in listed
+        source, files = open_shards(out), open_folder(photos)
+        same = {printable(files.relative_path(i)) for i in range(6) if source.read(i) == files.read(i)}
+        assert same == set(listed)
+        assert result.splits[0].not_crop_ready == dict(Counter(listed.values()))
+        convert_folder(photos, out, overwrite=True)
+        assert not (out / "not-crop-ready.json").exists()
+
+    def test_the_terminal_says_where_the_list_is(self, photos: Path) -> None:
+        out = photos.parent / "out"
+        said = CliRunner().invoke(make_app(), ["shard", str(photos), str(out), "--crop-ready"]).stderr
+        assert f"1 not a JPEG), see {out / 'not-crop-ready.json'}" in said
+        plain = CliRunner().invoke(make_app(), ["shard", str(photos), str(out), "--overwrite"]).stderr
+        assert "crop-ready" not in plain
+
+    def test_a_picture_that_was_shrunk_and_is_not_crop_ready_is_kept_shrunk_with_the_reason(self) -> None:
+        data = encode(Image.fromarray(smooth_pixels(160, 96)))
+        reencode = _Both(Shrink(48, 90), MakeCropReady(-0.9, "coefficients"))  # a limit that nothing keeps
+        made = reencode(data, read_facts(data))
+        assert made.data is not None
+        assert Image.open(io.BytesIO(made.data)).size == (80, 48)
+        assert (made.note, made.not_crop_ready) == (
+            "resized, grows by more than the limit",
+            "grows by more than the limit",
+        )
 
     @pytest.mark.parametrize("options", [{"quality": 0}, {"quality": 96}, {"resize": 0}, {"on_error": "ignore"}])
     def test_impossible_options_are_refused(self, options: dict[str, object]) -> None:

@@ -134,6 +134,8 @@ def check(
 def _show_conversion(result: ConvertResult) -> None:
     from rich.console import Console
 
+    from fastdata.shards.outfolder import NOT_CROP_READY_NAME, SKIPPED_NAME
+
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     size_bytes = sum(split.size_bytes for split in result.splits)
     samples = sum(split.samples for split in result.splits)
@@ -143,7 +145,11 @@ def _show_conversion(result: ConvertResult) -> None:
             f" {split.size_bytes / 1e9:,.3f} GB"
         )
         if split.skipped:
-            console.print(f"{counted(split.skipped, 'file')} left out, see {split.folder / 'skipped.json'}")
+            console.print(f"{counted(split.skipped, 'file')} left out, see {split.folder / SKIPPED_NAME}")
+        if split.not_crop_ready:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in split.not_crop_ready.items())
+            what = counted(sum(split.not_crop_ready.values()), "file")
+            console.print(f"{what} not crop-ready ({reasons}), see {split.folder / NOT_CROP_READY_NAME}")
     if result.ignored:
         console.print("ignored: " + ", ".join(f"{count:,} {kind}" for kind, count in result.ignored.items()))
     rate = f"{samples / result.total_s:,.0f} images/s, {size_bytes / 1e6 / result.total_s:,.0f} MB/s"

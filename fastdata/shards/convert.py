@@ -51,6 +51,8 @@ class SplitResult:
     """Of all shards."""
     skipped: int
     """Files that were left out; ``skipped.json`` beside the shards names them."""
+    not_crop_ready: Mapping[str, int]
+    """Files that could not be made crop-ready, by reason; ``not-crop-ready.json`` beside the shards names them."""
 
 
 @dataclass(frozen=True)
@@ -233,5 +235,8 @@ def _read_results(out: Path, names: Sequence[str]) -> tuple[SplitResult, ...]:
         index = read_index(out / name / INDEX_NAME)
         size_bytes = sum(shard.size_bytes for shard in index.shards)
         skipped = int(index.facts.get("skipped", 0))
-        results.append(SplitResult(name, out / name, len(index), len(index.shards), size_bytes, skipped))
+        not_crop_ready = dict(index.facts.get("not_crop_ready", {}))
+        results.append(
+            SplitResult(name, out / name, len(index), len(index.shards), size_bytes, skipped, not_crop_ready)
+        )
     return tuple(results)

@@ -19,6 +19,7 @@ _TRY = frozenset(
         jpeg.NO_HEIGHT,
         jpeg.TOO_LARGE,
         jpeg.NO_END,
+        jpeg.ARITHMETIC,
     )
 )
 _MAGIC = (

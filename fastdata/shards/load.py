@@ -56,6 +56,8 @@ class Loaded:
     """Of the stored picture; empty where files are stored as they are."""
     note: str = ""
     """What re-encoding did, or why nothing; "" where files are stored as they are."""
+    not_crop_ready: str = ""
+    """Why it could not be made crop-ready; "" where it is, or where that was not asked for."""
     stamp: tuple[int, int] = (-1, -1)
     """Of the file before it was read, see `fastdata.sources.folder.FolderSource.stamp`."""
 
@@ -119,7 +121,8 @@ class Loader:
         place = room.take(self._checked(position, len(data)))
         place[:] = data
         digests = hashlib.sha256(original).digest(), hashlib.sha256(data).digest()
-        return self._stored(position, room, place, facts, *digests, made.note)
+        stored = self._stored(position, room, place, facts, *digests)
+        return replace(stored, note=made.note, not_crop_ready=made.not_crop_ready)
 
     def _stored(
         self,
@@ -129,7 +132,6 @@ class Loader:
         facts: PictureFacts,
         source_sha256: bytes = b"",
         stored_sha256: bytes = b"",
-        note: str = "",
     ) -> Loaded:
         """Put headers, padding and label around a picture that lies in its place."""
         key = sample_key(int(self._source.ids[position]))
@@ -137,7 +139,7 @@ class Loader:
         after = label_parts(key, len(data), int(self._labels[position]))
         segment, start, stop = room.close(before, len(data), after)
         crc32 = zlib.crc32(data)
-        return Loaded(position, segment, start, stop, len(data), facts, crc32, source_sha256, stored_sha256, note)
+        return Loaded(position, segment, start, stop, len(data), facts, crc32, source_sha256, stored_sha256)
 
     def _checked(self, position: int, size: int) -> int:
         """Return `size`, or refuse a picture that no shard can hold, before it is read."""

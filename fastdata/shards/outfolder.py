@@ -12,6 +12,8 @@ from fastdata.sources.shardindex import CLASSES_NAME, INDEX_NAME
 
 SKIPPED_NAME = "skipped.json"
 """Path and reason of each file that was left out."""
+NOT_CROP_READY_NAME = "not-crop-ready.json"
+"""Path and reason of each file that could not be made crop-ready."""
 SPLITS_NAME = "splits.json"
 """In the folder above the splits: name of each split and its number of samples."""
 
@@ -54,7 +56,7 @@ def clear_set(out: Path, split_names: Sequence[str]) -> None:
         (folder / INDEX_NAME).unlink(missing_ok=True)
     for folder in _folders(out, split_names):
         remove_shards_from(folder, 0)
-        for name in (CLASSES_NAME, SKIPPED_NAME):
+        for name in (CLASSES_NAME, SKIPPED_NAME, NOT_CROP_READY_NAME):
             (folder / name).unlink(missing_ok=True)
         if folder != out and not any(folder.iterdir()):
             folder.rmdir()

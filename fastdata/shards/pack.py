@@ -170,6 +170,7 @@ class _Packer:
                 np.array(self._stamps, np.int64),
                 self._next_place,
                 tuple(self._skipped),
+                tuple((sample.position, sample.not_crop_ready) for sample in self._samples if sample.not_crop_ready),
                 Counter(sample.note for sample in self._samples if sample.note),
             )
         )
@@ -205,13 +206,15 @@ class _Packer:
         stamps: NDArray[np.int64],
         next_place: int,
         skipped: tuple[tuple[int, str], ...],
+        not_crop_ready: tuple[tuple[int, str], ...],
         notes: Counter[str],
     ) -> ShardRecord:
         try:
             if self._failed:  # named shards have no gaps
                 raise CancelledError
             sha256, size_bytes = file.finish()
-            record = ShardRecord(len(rows["position"]), size_bytes, sha256, next_place, skipped, notes, rows, stamps)
+            samples = len(rows["position"])
+            record = ShardRecord(samples, size_bytes, sha256, next_place, skipped, not_crop_ready, notes, rows, stamps)
             self._job.work.keep_record(self._split, number, record)
             file.publish(self._folder / shard_name(number))
             sync_folder(self._folder)

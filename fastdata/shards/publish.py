@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdata.shards.outfolder import SKIPPED_NAME
+from fastdata.shards.outfolder import NOT_CROP_READY_NAME, SKIPPED_NAME
 from fastdata.shards.tarformat import shard_name
 from fastdata.shards.workfolder import ShardRecord, write_text
 from fastdata.sources.fingerprint import sample_fingerprint
@@ -28,7 +28,7 @@ def publish_split(
     classes: tuple[str, ...],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write class map, list of skipped files and, last, the index.
+    """Write class map, lists of skipped files and of those that are not crop-ready, and, last, the index.
 
     Args:
         folder: Where the split's shards lie.
@@ -39,19 +39,32 @@ def publish_split(
         facts: What the index states besides; JSON-able.
     """
     skipped = [entry for record in records for entry in record.skipped]
+    not_crop_ready = [entry for record in records for entry in record.not_crop_ready]
     write_text(folder / CLASSES_NAME, json.dumps({name: label for label, name in enumerate(classes)}, indent=1) + "\n")
-    if skipped:
-        entries = [
-            {"id": int(source.ids[position]), "path": printable(source.relative_path(position)), "reason": reason}
-            for position, reason in sorted(skipped)
-        ]
-        write_text(folder / SKIPPED_NAME, json.dumps(entries, indent=1) + "\n")
+    _write_list(folder / SKIPPED_NAME, skipped, source)
+    _write_list(folder / NOT_CROP_READY_NAME, not_crop_ready, source)
     notes: Counter[str] = Counter()
     for record in records:
         notes.update(record.notes)
-    facts = {**facts, "skipped": len(skipped), "notes": dict(sorted(notes.items()))}
+    reasons = Counter(reason for _, reason in not_crop_ready)
+    facts = {
+        **facts,
+        "skipped": len(skipped),
+        "not_crop_ready": dict(sorted(reasons.items())),
+        "notes": dict(sorted(notes.items())),
+    }
     index = _join(records, source, labels, classes, facts)
     write_index(folder / INDEX_NAME, index)
+
+
+def _write_list(path: Path, entries: Sequence[tuple[int, str]], source: FolderSource) -> None:
+    """List files with reasons, by path; without any, write nothing."""
+    if entries:
+        rows = [
+            {"id": int(source.ids[position]), "path": printable(source.relative_path(position)), "reason": reason}
+            for position, reason in sorted(entries)
+        ]
+        write_text(path, json.dumps(rows, indent=1) + "\n")
 
 
 def _join(

@@ -24,6 +24,8 @@ class Reencoded:
     """Its new bytes; None where it stays as it is."""
     note: str
     """What was done, or why nothing was; counted in the index."""
+    not_crop_ready: str = ""
+    """Why the picture could not be made crop-ready; "" where it is, or where that was not asked for."""
 
 
 Reencode = Callable[[bytes, PictureFacts], Reencoded]
@@ -50,7 +52,7 @@ class MakeCropReady:
     def __call__(self, data: bytes, _facts: PictureFacts) -> Reencoded:
         """Return the new file, or why this one stays as it is."""
         made = make_crop_ready(data, max_growth=self.max_growth, check=self.check)
-        return Reencoded(made.data, made.reason or "crop-ready")
+        return Reencoded(made.data, made.reason or "crop-ready", made.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class _Both:
         if small.data is None:
             return self.ready(data, facts)
         made = self.ready(small.data, read_facts(small.data))
-        return Reencoded(made.data or small.data, f"{small.note}, {made.note}")
+        return Reencoded(made.data or small.data, f"{small.note}, {made.note}", made.not_crop_ready)
 
 
 def _decode(data: bytes, facts: PictureFacts) -> NDArray[np.uint8]:

@@ -40,6 +40,8 @@ class ShardRecord:
     """Place in the split's storage order after its last sample."""
     skipped: tuple[tuple[int, str], ...]
     """(position, reason) of samples that were left out before its last sample."""
+    not_crop_ready: tuple[tuple[int, str], ...]
+    """(position, reason) of its samples that could not be made crop-ready though that was asked for."""
     notes: Mapping[str, int]
     """How many of its samples re-encoding treated in which way."""
     rows: Mapping[str, NDArray[Any]] = field(repr=False)
@@ -96,7 +98,10 @@ class WorkFolder:
         return self.path / f"{split or 'all'}-{number:06d}.partial"
 
     def records(self, split: str, folder: Path) -> list[ShardRecord]:
-        """Return the records of the finished shards of a split; a shard that lost its file or size ends the list."""
+        """Return the records of the finished shards of a split; what lost its shard ends the list.
+
+        A shard that has another size than its record says, or a record of an older version, counts as lost.
+        """
         found: list[ShardRecord] = []
         while True:
             path = self._record_path(split, len(found))
@@ -107,16 +112,16 @@ class WorkFolder:
                     return found
             except (SourceError, FileNotFoundError):
                 return found
-            if _STAMPS not in rows:  # a record of an earlier version: nobody knows whether its files have changed
-                return found
-            skipped = tuple((int(position), str(reason)) for position, reason in header["skipped"])
+            if _STAMPS not in rows or "not_crop_ready" not in header:
+                return found  # of an earlier version: nobody knows whether its files have changed, or which were left
             found.append(
                 ShardRecord(
                     header["samples"],
                     header["size_bytes"],
                     header["sha256"],
                     header["next_place"],
-                    skipped,
+                    _entries(header["skipped"]),
+                    _entries(header["not_crop_ready"]),
                     header["notes"],
                     {name: column for name, column in rows.items() if name != _STAMPS},
                     rows[_STAMPS],
@@ -131,6 +136,7 @@ class WorkFolder:
             "sha256": record.sha256,
             "next_place": record.next_place,
             "skipped": [list(entry) for entry in record.skipped],
+            "not_crop_ready": [list(entry) for entry in record.not_crop_ready],
             "notes": dict(record.notes),
         }
         write_array_file(self._record_path(split, number), header, {**record.rows, _STAMPS: record.stamps})
@@ -164,6 +170,10 @@ class WorkFolder:
 
     def _record_path(self, split: str, number: int) -> Path:
         return self.path / f"{split or 'all'}-{number:06d}.record"
+
+
+def _entries(rows: list[list[Any]]) -> tuple[tuple[int, str], ...]:
+    return tuple((int(position), str(reason)) for position, reason in rows)
 
 
 def write_text(path: Path, text: str) -> None:
