@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fastdata.machine import describe_machine, describe_versions
-from fastdata.measure import Loader, Task
+from fastdata.task import Loader, Task
 from fastdata.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 

@@ -20,7 +20,7 @@ from benchmarks.dali_common import Results, Workspace, base_parser, copies, row_
 from fastdata.cores import usable_cores
 from fastdata.errors import FastDataError
 from fastdata.fresh import run_fresh
-from fastdata.measure import Task
+from fastdata.task import Task
 
 ALONE = "benchmarks.dali_common:dali_alone"
 

@@ -16,7 +16,7 @@ from benchmarks.dali_common import Results, Workspace, base_parser, copies, row_
 from fastdata.cores import usable_cores
 from fastdata.errors import FastDataError
 from fastdata.fresh import run_fresh
-from fastdata.measure import Task
+from fastdata.task import Task
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ import psutil
 
 import fastdata
 from fastdata.baselines import plain_webdataset
-from fastdata.measure import Task
 from fastdata.sources.stream import open_stream
+from fastdata.task import Task
 
 WARM_UP_S = 2.0
 PORT = 18_437

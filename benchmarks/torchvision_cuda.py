@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import fastdata
-from fastdata.measure import Loader, Task
+from fastdata.task import Loader, Task
 
 CUDA = {"decode": "cuda"}
 HELD_BATCHES = 8

@@ -1,6 +1,6 @@
 """The loaders that people use today, each as its own documentation recommends, to stand in the same table.
 
-Every function here is a loader factory for `fastdata.measure.Task.loader`. They deliver what the pipelines deliver:
+Every function here is a loader factory for `fastdata.task.Task.loader`. They deliver what the pipelines deliver:
 normalised images (uint8 without normalisation), channels_last, on the task's device; their random draws are their own.
 """
 
@@ -15,9 +15,9 @@ from fastdata.benchmark import Progress, merge_ranks
 from fastdata.cores import usable_cores
 from fastdata.fresh import MeasureError
 from fastdata.job import Job
-from fastdata.measure import Loader, Task
 from fastdata.sources.open import is_shards, is_stream
 from fastdata.sources.shardlist import list_shards
+from fastdata.task import Loader, Task
 from fastdata.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 
 from fastdata.fresh import MeasureError
 from fastdata.job import Job
-from fastdata.measure import Task
 from fastdata.pagecache import CacheKeeper
 from fastdata.spread import TOO_FEW_REPEATS, median_confidence, median_interval, spread_percent
+from fastdata.task import Task
 from fastdata.training import WAIT_HIDDEN
 
 METERS = (

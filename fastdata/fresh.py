@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdata.errors import FastDataError
-from fastdata.measure import Task
+from fastdata.task import Task
 
 POLL_S = 0.05
 STARTUP_S = 600.0

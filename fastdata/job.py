@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdata.errors import UsageError
 from fastdata.fresh import MeasureCancelled, MeasureError, run_fresh
-from fastdata.measure import Task
+from fastdata.task import Task
 
 _STORE_TIMEOUT = datetime.timedelta(hours=1)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fastdata.errors import UsageError
+from fastdata.task import Loader, Task, load_object
 
 if TYPE_CHECKING:
-    from fastdata.measure import Loader, Task
     from fastdata.ranks import Ranks
 
 MODELS = ("resnet18", "resnet50", "vit_b_16")
@@ -118,8 +118,6 @@ def build_model(name: str) -> Any:
     """
     check_model(name)
     if ":" in name:
-        from fastdata.measure import load_object
-
         return load_object(name)()
     import torchvision
 
@@ -138,8 +136,6 @@ class _OneBatch:
 def cached_batch(task: Task) -> Loader:
     """Return a loader whose one batch of noise already lies on the device."""
     import torch
-
-    from fastdata.measure import Loader
 
     device, dtype = torch.device(task.device), getattr(torch, task.dtype)
     shape = (task.batch_size, 3, task.size, task.size)

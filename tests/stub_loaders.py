@@ -12,7 +12,7 @@ import torch
 
 from fastdata.batch import Batch, Report, Skipped
 from fastdata.errors import UsageError
-from fastdata.measure import Loader, Task
+from fastdata.task import Loader, Task
 
 PICTURE_S = 0.01
 

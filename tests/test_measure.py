@@ -22,9 +22,10 @@ from fastdata.benchmark import METERS, interleave, make_row, merge_ranks, run_be
 from fastdata.errors import FastDataError, UsageError
 from fastdata.fresh import MeasureCancelled, MeasureError, run_fresh
 from fastdata.job import Job, join_job
-from fastdata.measure import Loader, Stream, Task, _window, measure, thin_out
+from fastdata.measure import Stream, _window, measure, thin_out
 from fastdata.monitor import Usage
 from fastdata.spread import TOO_FEW_REPEATS
+from fastdata.task import Loader, Task
 from fastdata.training import RUN_AHEAD_STEPS, WAIT_HIDDEN, Trainer
 
 TESTS = str(Path(__file__).parent)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fastdata.job import Job
-    from fastdata.measure import Task
+    from fastdata.task import Task
 
 _FILE_CHARACTERS = 150
 """Width of the table where it goes into a file or a pipe."""
@@ -71,7 +71,7 @@ def bench(
     from rich.console import Console
 
     from fastdata.job import join_job
-    from fastdata.measure import Task
+    from fastdata.task import Task
 
     _refuse_unwritable(json_file, html_file)
     _refuse_unknown(dtype, model)
