@@ -160,6 +160,8 @@ def decode_turbo(data: Encoded, buffer: NDArray[np.uint8] | None = None, reducti
         )
     except ValueError as exc:
         raise DecodeError("", f"libjpeg-turbo: {_first_line(exc)}") from exc
+    except KeyError as exc:  # of its table of chroma subsamplings, which lacks 4:4:1
+        raise DecodeError("", f"simplejpeg: unknown chroma subsampling, number {exc}") from exc
     return pixels
 
 

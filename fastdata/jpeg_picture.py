@@ -23,6 +23,7 @@ OUT_OF_RANGE: Final = "coefficients out of the baseline range"
 
 DHT, DAC, DQT, DRI, SOS, EOI, APP0, APP14, COM = 0xC4, 0xCC, 0xDB, 0xDD, 0xDA, 0xD9, 0xE0, 0xEE, 0xFE
 PROGRESSIVE: Final = (2, 10)
+_MAX_DC_SYMBOL: Final = 15
 ARITHMETIC: Final = (9, 10)
 
 
@@ -50,8 +51,8 @@ def read_picture(data: NDArray[np.uint8], header: JpegHeader) -> Picture:
             picture.adobe = payload[:12]
         elif marker == SOS:
             scan = _read_sos(payload, picture)
-        else:
-            tables.take(marker, payload)
+        elif not tables.take(marker, payload) and begin != header.sof_offset + 4:
+            raise UnreadableError(UNUSUAL)  # libjpeg refuses markers that it does not know
     if scan is None or not picture.used_tables <= set(picture.quantisation):
         raise UnreadableError(UNUSUAL)
     if header.process < 2 and len(scan.components) == header.components:
@@ -177,6 +178,8 @@ class _Tables:
             raise UnreadableError(UNUSUAL)
         counts, symbols = np.frombuffer(payload, np.uint8, 16, 1), np.frombuffer(payload, np.uint8, total, 17)
         row = (kind >> 4) * 4 + (kind & 3)
+        if row < 4 and (symbols > _MAX_DC_SYMBOL).any():  # libjpeg refuses the table, used or not
+            raise UnreadableError(UNUSUAL)
         if not jpeg_entropy.define_table(counts, symbols, self.look[row], self.limits[row], self.values[row]):
             raise UnreadableError(UNUSUAL)
         self.defined.add(row)

@@ -210,8 +210,8 @@ class Steps:
         return left // chunk if self.drop_last else -(-left // chunk)
 
     def total(self) -> int:
-        """Return how many samples these steps hand out over all ranks."""
-        return self.end(len(self) - 1) - self.done
+        """Return how many samples the whole epoch hands out over all ranks, with what was handed out before."""
+        return self.end(len(self) - 1)
 
     def all_done(self, steps: int) -> bool:
         """Tell whether nothing comes after this many steps."""

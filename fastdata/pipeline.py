@@ -190,11 +190,9 @@ class Pipeline(ABC):
         epoch, samples = self._next_epoch, self._resume_at
         running = self._iteration
         if running is not None and samples == 0 and epoch == running.plan.epoch + 1:
-            done = running.steps_done
-            if not done:
-                epoch, samples = running.plan.epoch, running.plan.steps.done
-            elif not running.plan.steps.all_done(done):
-                epoch, samples = running.plan.epoch, running.plan.steps.end(done - 1)
+            done, steps = running.steps_done, running.plan.steps
+            if not steps.all_done(done):
+                epoch, samples = running.plan.epoch, steps.end(done - 1) if done else steps.done
         return {
             "version": _STATE_VERSION,
             "epoch": epoch,
@@ -268,7 +266,11 @@ class Pipeline(ABC):
         self.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close a pipeline that the user forgot; at interpreter exit modules may be gone, and the system cleans up."""
+        """Close a pipeline that the user forgot; at interpreter exit modules may be gone, and the system cleans up.
+
+        The garbage collector calls this in any thread. Closing waits for work, so work keeps its pipeline alive: see
+        `fastdata.threads.WorkerThreads`.
+        """
         if hasattr(self, "_iteration") and not _is_finalizing():
             self.close()
 
@@ -405,6 +407,7 @@ class _Iteration(Iterator[Batch]):
         self._report.skipped.extend(delivery.failed)
         if delivery.failed and self._spec.skip is not None:
             share = self._spec.skip.max_fraction
+            # Of the whole epoch, after a resume too: what is left of it may hold all the bad samples.
             samples = self.plan.steps.total()
             budget = share * samples / self._spec.world_size
             if len(self._report.skipped) > budget:

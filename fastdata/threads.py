@@ -10,7 +10,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-Work = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+Work = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...], object]
+"""A future, the call that fills it, and the owner."""
 
 
 class WorkerThreads:
@@ -22,15 +23,18 @@ class WorkerThreads:
     compiled code in an orderly way.
     """
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, owner: object = None) -> None:
         """Start no thread yet; they come with the first call.
 
         Args:
             count: Threads, at least 1.
             name: Of the threads, for debuggers.
+            owner: What waits for calls when it is closed. Calls in work keep it alive: else the garbage collector,
+                which runs in any thread, could close a forgotten owner within a call that the owner then waits for.
         """
         self._count = count
         self._name = name
+        self._owner = (lambda: None) if owner is None else weakref.ref(owner)  # weak: these threads are a part of it
         self._calls: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._end = weakref.finalize(self, _end, self._calls, self._threads)
@@ -44,7 +48,7 @@ class WorkerThreads:
             self._threads.append(thread)
             thread.start()
         future: Future[Result] = Future()
-        self._calls.put((future, function, arguments))
+        self._calls.put((future, function, arguments, self._owner()))
         return future
 
     def shutdown(self) -> None:
@@ -54,13 +58,13 @@ class WorkerThreads:
 
 def _work(calls: queue.SimpleQueue[Work | None]) -> None:
     while (call := calls.get()) is not None:
-        future, function, arguments = call
+        future, function, arguments, _owner = call
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(function(*arguments))
             except BaseException as exc:
                 future.set_exception(exc)
-        del call, future, function, arguments  # else an idle thread would hold the last batch's memory
+        del call, future, function, arguments, _owner  # else an idle thread would hold the last batch's memory
 
 
 def _end(calls: queue.SimpleQueue[Work | None], threads: list[threading.Thread]) -> None:

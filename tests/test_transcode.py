@@ -214,6 +214,18 @@ def test_hostile_headers_never_stop_the_transcoder() -> None:
     assert {"damaged scan", "unusual scans or tables"} <= reasons
 
 
+def test_what_a_decoder_refuses_though_no_pixel_needs_it_is_left_alone() -> None:
+    file = with_pillow(32, 32)
+    tables = file.index(b"\xff\xc4")
+    last_symbol = tables + 21 + sum(file[tables + 5 : tables + 21]) - 1
+    impossible_symbol = file[:last_symbol] + bytes([200]) + file[last_symbol + 1 :]  # of the first DC table
+    unknown_marker = file[:2] + b"\xff\xf2\x00\x04ab" + file[2:]
+    for damaged in (impossible_symbol, unknown_marker):
+        with pytest.raises(OSError, match="broken data stream"), Image.open(io.BytesIO(damaged)) as picture:
+            picture.load()
+        assert transcode.make_crop_ready(damaged, max_growth=9).reason == "unusual scans or tables"
+
+
 def test_what_fast_decoders_refuse_is_left_alone_for_that_reason() -> None:
     data = baseline(64, 48)
     sof = jpeg.read_header(data).sof_offset

@@ -91,20 +91,21 @@ class FeedCosts:
 class FeedMaker:
     """Turns steps into feeds, on its own threads and the caller's. May be used by several threads at once."""
 
-    def __init__(self, source: IndexedSource, spec: PipelineSpec, threads: int) -> None:
+    def __init__(self, source: IndexedSource, spec: PipelineSpec, threads: int, owner: object = None) -> None:
         """Start no thread yet; they come with the first step.
 
         Args:
             source: Where encoded pictures come from.
             spec: What is asked for.
             threads: Threads that make feeds.
+            owner: As of `WorkerThreads`.
         """
         self.costs = FeedCosts()
         self._source = source
         self._spec = spec
         self._reference = SampleLoader(OneByOne(source), spec.recipe, spec.seed, spec.orientation, "pil")
         self._lock = threading.Lock()  # of `costs`
-        self._pool = WorkerThreads(threads, "fastdata-dali-read")
+        self._pool = WorkerThreads(threads, "fastdata-dali-read", owner)
         self._buffers: deque[NDArray[np.uint8]] = deque()
         self._refused: dict[int, str] = {}
 

@@ -83,7 +83,9 @@ class DecodeCosts:
 class GpuDecoder:
     """Turns plans into batches on the device."""
 
-    def __init__(self, source: IndexedSource, spec: PipelineSpec, execution: Execution, decode: Decode) -> None:
+    def __init__(
+        self, source: IndexedSource, spec: PipelineSpec, execution: Execution, decode: Decode, owner: object = None
+    ) -> None:
         """Prepare; start no thread yet.
 
         Args:
@@ -91,6 +93,7 @@ class GpuDecoder:
             spec: What is asked for.
             execution: How fast.
             decode: The decoder.
+            owner: As of `WorkerThreads`.
 
         Raises:
             BackendUnavailableError: Triton is missing.
@@ -102,7 +105,7 @@ class GpuDecoder:
         self._source, self._spec, self._execution = source, spec, execution
         self._decode = decode
         self._host = HostStage(source, spec, pin_memory=execution.pin_memory)
-        self._pool = WorkerThreads(execution.workers, "fastdata-load") if execution.workers else None
+        self._pool = WorkerThreads(execution.workers, "fastdata-load", owner) if execution.workers else None
         self._device = torch.device(spec.device)
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._resizing: deque[tuple[Any, Any]] = deque()
@@ -315,7 +318,8 @@ class RunAhead:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # where the garbage collector runs in it
+            self._thread.join()
         self._ready.clear()
 
     def _run(self) -> None:

@@ -170,8 +170,8 @@ class HostPipeline(Pipeline):
         if execution.workers == 0:
             return CallerPool(loader, buffers)
         if processes:
-            return ProcessPool(loader, buffers, execution.workers, shape, in_work)
-        return ThreadPool(loader, buffers, execution.workers)
+            return ProcessPool(loader, buffers, execution.workers, shape, in_work, self)
+        return ThreadPool(loader, buffers, execution.workers, self)
 
     def _following(self, plan: EpochPlan) -> EpochPlan:
         return self._plan(plan.epoch + 1, 0)

@@ -130,11 +130,11 @@ class ThreadPool(CallerPool):
 
     name = "threads"
 
-    def __init__(self, loader: SampleLoader, buffers: BufferPool, workers: int) -> None:
-        """Start no thread yet; they come with the first chunk."""
+    def __init__(self, loader: SampleLoader, buffers: BufferPool, workers: int, owner: object) -> None:
+        """Start no thread yet; they come with the first chunk. For `owner` see `WorkerThreads`."""
         super().__init__(loader, buffers)
         self.workers = workers
-        self._threads = WorkerThreads(workers, "fastdata-load")
+        self._threads = WorkerThreads(workers, "fastdata-load", owner)
 
     def submit(self, chunk: Chunk, slot: Slot) -> Future[ChunkResult]:
         """Load on the next free thread."""
@@ -173,7 +173,13 @@ class ProcessPool:
     name = "processes"
 
     def __init__(
-        self, loader: SampleLoader, buffers: BufferPool, workers: int, slot_shape: tuple[int, ...], slots: int
+        self,
+        loader: SampleLoader,
+        buffers: BufferPool,
+        workers: int,
+        slot_shape: tuple[int, ...],
+        slots: int,
+        owner: object,
     ) -> None:
         """Start the workers.
 
@@ -183,12 +189,14 @@ class ProcessPool:
             workers: Processes.
             slot_shape: (batch_size, H, W, 3).
             slots: Batches in work at a time.
+            owner: As of `WorkerThreads`: the executor has a thread of its own, in which the collector may run.
 
         Raises:
             UsageError: The loader (a callable of the transform, usually) cannot be pickled.
             WorkerError: ``/dev/shm`` is too small.
         """
         self.workers = workers
+        self._owner = owner
         self._buffers = buffers
         try:
             pickled = pickle.dumps(loader)
@@ -221,9 +229,14 @@ class ProcessPool:
         """Load on the next free process."""
         assert isinstance(slot, _SharedSlot)
         try:
-            return self._executor.submit(_load_in_worker, chunk, slot.memory.name, self._shape)
+            future = self._executor.submit(_load_in_worker, chunk, slot.memory.name, self._shape)
         except BrokenProcessPool as exc:
             raise self.worker_died(exc) from exc
+        future.add_done_callback(self._keep_owner)
+        return future
+
+    def _keep_owner(self, _future: Future[ChunkResult]) -> None:
+        """Do nothing: a call in work refers to this, and this to the owner."""
 
     def worker_died(self, exc: BrokenProcessPool) -> WorkerError:
         """Wait until all workers are gone, and return the error that says how the first of them ended."""

@@ -76,7 +76,7 @@ class DaliPipeline(Pipeline):
         self._finish = BatchFinish(spec) if unfinished else None
         self._settings = GraphSettings(spec, self._options, self._decode_threads(), raw=unfinished)
         self._graph = DaliGraph(self._settings)
-        self._maker = FeedMaker(source, spec, self._options.read_threads)
+        self._maker = FeedMaker(source, spec, self._options.read_threads, self)
         self._epochs: EpochsInWork[Feed, Feed] = EpochsInWork(
             self._open_feeder, self._begin, self._give_up, lambda plan: self._plan(plan.epoch + 1, 0)
         )

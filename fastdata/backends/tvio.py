@@ -51,7 +51,7 @@ class TorchvisionPipeline(HostPipeline):
             )
         from fastdata.backends._gpu_decode import GpuDecoder
 
-        gpu = GpuDecoder(source, spec, execution, self._gpu_decoder(spec.device))
+        gpu = GpuDecoder(source, spec, execution, self._gpu_decoder(spec.device), self)
         Pipeline.__init__(self, source, spec, execution)
         self._gpu = gpu
 

@@ -257,6 +257,7 @@ class PipelineConformance:
             loader.load_state_dict(state)
             assert len(loader) == 0
             assert list(loader) == []
+            assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
             assert [len(batch) for batch in loader] == [6, 6, 6]
 
     def test_state_after_the_last_batch_means_the_next_epoch(self, data: Path) -> None:
@@ -311,6 +312,20 @@ class PipelineConformance:
             pytest.warns(RuntimeWarning, match="one batch fewer than the others: nothing of step 1"),
         ):
             assert len(list(loader)) == len(loader) - 1
+
+    def test_the_skip_budget_is_that_of_the_whole_epoch_after_a_resume_too(self, tmp_path: Path) -> None:
+        folder = write_numbered_folder(tmp_path / "bad", 8)
+        for number in range(6, 8):
+            corrupt(folder / "dog" / f"{number:04d}.jpg")
+        some = {"on_error": fastdata.Skip(max_fraction=0.1), "shuffle": False, "batch_size": 4}
+        with self.open(self.make_data(folder), **some) as loader:
+            batches = iter(loader)
+            for _ in range(len(loader) - 1):
+                next(batches)
+            state = loader.state_dict()
+        with self.open(self.make_data(folder), **some) as loader:
+            loader.load_state_dict(state)
+            assert [len(batch) for batch in loader] == [2]
 
     def test_the_skip_budget_ends_the_epoch(self, tmp_path: Path) -> None:
         folder = write_numbered_folder(tmp_path / "bad", 5)
@@ -391,6 +406,27 @@ class PipelineConformance:
         assert threading.active_count() <= threads
         assert _open_handles() <= handles + 2
         assert not multiprocessing.active_children()
+
+    def test_the_garbage_collector_may_run_in_a_worker_of_a_forgotten_pipeline(
+        self, data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.open(data) as loader:
+            source_type: Any = type(loader.source)
+        read_many = source_type.read_many
+
+        def collect_and_read(source: Any, positions: Any) -> Any:
+            gc.collect()
+            return read_many(source, positions)
+
+        monkeypatch.setattr(source_type, "read_many", collect_and_read)
+        threads = threading.active_count()
+        for _ in range(5):
+            next(iter(self.open(data)))  # and the pipeline is garbage, with work under way
+        deadline = time.monotonic() + 20
+        while threading.active_count() > threads and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.05)
+        assert threading.active_count() <= threads
 
     def place_of(self, path: Path, sample_id: int) -> str:
         """Return what a message must hold for a file of a folder: its path, or for shards the member's key."""
