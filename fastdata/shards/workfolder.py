@@ -96,7 +96,7 @@ class WorkFolder:
         return plan
 
     def recorded_splits(self) -> list[str]:
-        """Return the names of the splits that an earlier run finished shards of, which a damaged plan no longer says."""
+        """Return the names of the splits that an earlier run finished shards of, as its records tell."""
         return sorted({path.stem.rpartition("-")[0] for path in self.path.glob("*.record")} - {_NO_SPLIT})
 
     def start(self, plan: Mapping[str, Any]) -> None:
