@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdata.errors import SourceError
 from fastdata.progress import Bar
 from fastdata.shards.load import Loaded, Loader, Refused
 from fastdata.shards.options import ConvertOptions
@@ -31,6 +32,10 @@ _CHUNK = 16  # samples a task at most: handing over a task costs about as much a
 _CHUNK_BYTES = 2 << 20
 _CHUNKS_AHEAD = 4  # for each worker
 _NO_BYTES = memoryview(b"")
+_BAD_FILE = (
+    "Repair or remove it (`fastdata check` lists all such files), or leave such files out: "
+    '--on-error skip (in Python: on_error="skip").'
+)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,8 @@ class _Packer:
         self._stamps_since.append(sample.stamp)
         if isinstance(sample, Refused):
             if self._job.options.on_error == "raise":
-                raise sample.error
+                error = sample.error
+                raise error if error.remedy else SourceError(error.subject, error.found, error.expected, _BAD_FILE)
             self._skipped_since.append((sample.position, str(sample.error)))
             return
         size = sample.stop - sample.start
