@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fastdata.errors import UsageError
 from fastdata.pipeline import Pipeline
@@ -27,6 +27,9 @@ from fastdata.spec import (
 )
 from fastdata.transforms import Transform, sort_recipe
 
+if TYPE_CHECKING:
+    import torch
+
 Data = str | Path | Sequence[str | Path]
 """A folder of class folders, a folder of shards, a shard list, a glob, a ``{000..099}`` range, or URLs."""
 
@@ -40,7 +43,7 @@ def open_pipeline(
     transform: Sequence[Transform] | Transform,
     batch_size: int,
     device: Any = None,
-    dtype: DType = "float32",
+    dtype: DType | torch.dtype = "float32",
     memory_format: MemoryFormat = "channels_last",
     labels: Labels = "folders",
     batch_transform: BatchTransform | None = None,
@@ -67,7 +70,8 @@ def open_pipeline(
             a (3, H, W) uint8 tensor.
         batch_size: Samples a batch and rank.
         device: None or "cpu" for host tensors, "cuda" or "cuda:N" for tensors that are on the GPU when you get them.
-        dtype: Of the images: "float32", "float16", "bfloat16", or "uint8" (0..255, `Normalize` left out).
+        dtype: Of the images: "float32", "float16", "bfloat16", or "uint8" (0..255, `Normalize` left out); or the
+            torch.dtype of that name.
         memory_format: "channels_last" or "contiguous". The shape is (n, 3, H, W) in both.
         labels: "folders" (the index of the class folder), a CSV file of path,label[,label...], a callable on the path,
             or None.
@@ -113,7 +117,7 @@ def open_pipeline(
         recipe=sort_recipe(transform),
         batch_size=batch_size,
         device=target,
-        dtype=dtype,
+        dtype=cast("DType", str(dtype).removeprefix("torch.")),
         memory_format=memory_format,
         batch_transform=batch_transform,
         shuffle=shuffle,

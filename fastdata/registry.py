@@ -33,7 +33,10 @@ BUILT_IN = {
     "webdataset": BuiltIn(
         "fastdata.backends.wds:WebDatasetPipeline", "Reinstall fastdata: webdataset is one of its requirements."
     ),
-    "dali": BuiltIn("fastdata.backends.dali:DaliPipeline", "pip install 'fastdata[dali]' (Linux)."),
+    "dali": BuiltIn(
+        "fastdata.backends.dali:DaliPipeline",
+        "pip install nvidia-dali-cuda120 (or nvidia-dali-cuda130 for CUDA 13; Linux).",
+    ),
 }
 
 

@@ -34,7 +34,7 @@ def test_a_healthy_machine_has_nothing_to_remedy() -> None:
 @pytest.mark.parametrize(
     ("change", "works", "says", "advises"),
     [
-        ({"package": lambda: None}, False, "not installed", "pip install"),
+        ({"package": lambda: None}, False, "not installed", "pip install nvidia-dali-cuda120"),
         ({"importing": lambda: "OSError: libx.so"}, False, "libx.so", "Reinstall"),
         (
             {"device_files": lambda: {"/dev/nvidia0": False}, "driver": lambda: (100, 12020)},

@@ -87,6 +87,12 @@ def test_a_file_that_names_some_pictures_selects_them_and_keeps_their_ids(root: 
         ("a.jpg,dog\nb.jpg,1\n", "line 2: '1'"),
         ("a.jpg,1,2\nb.jpg,1,x\n", "line 2: "),
         ("a.jpg,1.5\nb.jpg,nan\n", "line 2: 'nan'; expected a finite number"),
+        ("a.jpg,1.5\nb.jpg,1e39\n", "line 2: '1e39'; expected a finite number"),
+        (f"a.jpg,1,2\nb.jpg,1,{10**400}\n", "line 2: .*; expected 2 finite numbers"),
+        (f"a.jpg,1\nb.jpg,{2**70}\n", f"line 2: '{2**70}'; expected a whole number of 64 bits"),
+        (f"b.jpg,{-(2**63) - 1}\na.jpg,1\n", "line 1: '-9223372036854775809'; expected a whole number of 64 bits"),
+        (f"a.jpg,1\nb.jpg,{'9' * 5000}\n", "line 2: '999"),
+        ("a.jpg,1\nb.jpg,--3\n", "line 2: '--3'"),
         ("path,label\n", "no row that names a picture"),
         ("", "no row that names a picture"),
     ],
@@ -94,6 +100,23 @@ def test_a_file_that_names_some_pictures_selects_them_and_keeps_their_ids(root: 
 def test_a_bad_row_is_named(root: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         with_csv(root, text)
+
+
+def test_white_space_around_a_path_counts_only_where_a_picture_is_named_so(root: Path) -> None:
+    (root / " lead.jpg").write_bytes(flat((1, 2, 3)))
+    (root / " a.jpg").write_bytes(flat((1, 2, 3)))
+    source = with_csv(root, " lead.jpg,1\n b.jpg ,2\na.jpg,3\n a.jpg,4\n ./sub/d.jpg,5\n")
+    assert source.labels is not None
+    names = [source.relative_path(place).decode() for place in range(5)]
+    assert dict(zip(names, source.labels.tolist(), strict=True)) == {
+        " lead.jpg": 1, "b.jpg": 2, "a.jpg": 3, " a.jpg": 4, "sub/d.jpg": 5
+    }  # fmt: skip
+
+
+def test_class_indices_reach_both_ends_of_64_bits(root: Path) -> None:
+    source = with_csv(root, f"a.jpg,{2**63 - 1}\nb.jpg,{-(2**63)}\n")
+    assert source.labels is not None
+    assert source.labels.tolist() == [2**63 - 1, -(2**63)]
 
 
 def test_a_missing_file_is_named(root: Path) -> None:

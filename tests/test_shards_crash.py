@@ -257,6 +257,53 @@ def test_a_shard_that_lost_its_end_while_nobody_looked_is_made_again(
     assert digests(out) == clean
 
 
+def test_a_resume_makes_a_finished_shard_again_that_holds_other_bytes(
+    folder: Path, clean: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    stopped(folder, out, monkeypatch, shards=4)
+    damaged = out / "shard-000002.tar"
+    data = bytearray(damaged.read_bytes())
+    data[700] ^= 1
+    damaged.write_bytes(data)
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+    convert_folder(folder, out, OPTIONS, resume=True)
+    assert digests(out) == clean
+    kept = [name for name, written_ns in before.items() if (out / name).stat().st_mtime_ns == written_ns]
+    assert sorted(kept) == ["shard-000000.tar", "shard-000001.tar"]
+
+
+@pytest.mark.parametrize("plan", [b"", b'{"options": {"spl', b"\xff\xfe", b"[]", b'{"options": 3}'])
+def test_a_damaged_plan_is_named_by_a_resume_and_replaced_by_an_overwrite(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bytes
+) -> None:
+    out = tmp_path / "out"
+    stopped(folder, out, monkeypatch)
+    (out / WORK_NAME / "plan.json").write_bytes(plan)
+    before = digests_below(out)
+    for resume in (True, False):
+        with pytest.raises(ShardError, match=r"plan\.json: an unreadable plan.*Start anew with --overwrite\."):
+            convert_folder(folder, out, OPTIONS, resume=resume)
+    assert digests_below(out) == before
+    convert_folder(folder, out, overwrite=True)
+    assert sorted(path.name for path in out.iterdir()) == ["classes.json", "index.fastdata", "shard-000000.tar"]
+
+
+def test_overwriting_a_set_whose_plan_is_damaged_removes_the_shards_of_its_splits(folder: Path, tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from fastdata.shards import ConvertOptions, convert, convert_folder
+convert.publish_split = lambda *_: os._exit(9)
+convert_folder(sys.argv[1], sys.argv[2], ConvertOptions(max_bytes={CAP}, split=(("train", 0.5), ("val", 0.5))))
+"""
+    out = tmp_path / "out"
+    assert subprocess.run([sys.executable, "-c", code, folder, out], check=False).returncode == 9
+    assert {path.parent.name for path in out.rglob("*.tar")} == {"train", "val"}
+    (out / WORK_NAME / "plan.json").write_text("")
+    convert_folder(folder, out, overwrite=True)
+    assert sorted(path.name for path in out.iterdir()) == ["classes.json", "index.fastdata", "shard-000000.tar"]
+
+
 def test_overwriting_an_unfinished_set_starts_anew(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,27 @@ def test_the_demo_refuses_an_option_it_does_not_have() -> None:
     done = run(TOOLS / "demo", "--fast")
     assert done.returncode == 2
     assert "--fast" in done.stderr
+
+
+def test_the_demo_says_first_what_it_takes_and_last_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "tools").mkdir()
+    for name in ("demo", "environment.sh"):
+        shutil.copy(TOOLS / name, tmp_path / "tools")
+    (tmp_path / "pyproject.toml").touch()
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "fastdata").write_text('#!/bin/sh\necho "measured: fastdata $*"\n')
+    (programs / "fastdata").chmod(0o755)
+    stamp = f'printf %s "{tmp_path} $({programs}/python --version) $(cksum <pyproject.toml)" >.venv/installed-dali-demo'
+    subprocess.run(["bash", "-c", stamp], cwd=tmp_path, check=True)
+    done = run(tmp_path / "tools" / "demo", tmp_path / "photos")
+    assert done.returncode == 0, done.stderr
+    first, *_, last = [line for line in done.stdout.splitlines() if line]
+    assert "6.6 GB" in first
+    assert f"cd '{tmp_path}' && . .venv/bin/activate" in last
+    assert "measured: fastdata bench" in done.stdout
 
 
 @pytest.mark.parametrize("script", ["demo", "test", "environment.sh"])

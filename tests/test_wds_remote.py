@@ -196,10 +196,10 @@ def test_file_systems_of_fsspec_are_read(shards: Path) -> None:
 
 
 def test_addresses_that_nothing_opens_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SourceError, match="pip install"):
+    with pytest.raises(SourceError, match="pip install fsspec"):
         open_remote("gopher://host/shard.tar")
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(SourceError, match="pip install"):
+    with pytest.raises(SourceError, match="pip install fsspec"):
         open_remote("s3://bucket/shard.tar")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SourceError, match="Install curl"):

@@ -43,6 +43,18 @@ def test_values_of_a_wrong_type_are_named(folder: Path, name: str, value: object
     assert repr(value) in str(raised.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+def test_a_dtype_may_be_torchs(folder: Path, dtype: torch.dtype) -> None:
+    with opened(folder, dtype=dtype) as loader:
+        images, _ = next(iter(loader))
+    assert images.dtype == dtype
+
+
+def test_a_dtype_of_torch_that_no_pipeline_delivers_is_named(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"^dtype: 'int32'; expected one of"):
+        opened(folder, dtype=torch.int32)
+
+
 def test_ranks_that_are_no_numbers_are_named(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"^rank: '0'; expected an int"):
         opened(folder, rank="0", world_size="2")

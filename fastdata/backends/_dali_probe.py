@@ -121,7 +121,7 @@ def gpu_fault(probes: Probes | None = None) -> Fault | None:
 def _install_advice() -> str:
     if platform.system() != "Linux":
         return f"DALI exists for Linux only, and this is {platform.system()}: use another backend."
-    return "pip install 'fastdata[dali]' (nvidia-dali-cuda120, or nvidia-dali-cuda130 for CUDA 13)."
+    return "pip install nvidia-dali-cuda120 (or nvidia-dali-cuda130 for CUDA 13)."
 
 
 def _package() -> str | None:

@@ -24,7 +24,7 @@ from fastdata.shards.outfolder import (
     holds_shards,
     refuse_others_tars,
 )
-from fastdata.shards.pack import PackJob, pack_split
+from fastdata.shards.pack import PackJob, pack_split, unaltered
 from fastdata.shards.plan import SplitPlan, map_labels, plan_splits, source_digest
 from fastdata.shards.publish import publish_split
 from fastdata.shards.reencode import make_reencode
@@ -83,7 +83,8 @@ def convert_folder(
         out: Where the shards go; made if it is not there. With splits, each lies in a folder of its name in it.
         options: What the shards hold.
         workers: Threads that read and re-encode; None: one for each usable core. Changes speed only.
-        resume: Go on where an earlier run with the same input and options was stopped; finished shards stay untouched.
+        resume: Go on where an earlier run with the same input and options was stopped; finished shards stay untouched
+            while they have the digest that was noted when they were written.
         overwrite: Remove an earlier set first.
 
     Raises:
@@ -134,17 +135,27 @@ def convert_folder(
 
 
 def _pack_all(job: PackJob, plans: Sequence[SplitPlan], out: Path) -> list[list[ShardRecord]]:
-    packed = []
+    packed, finished = [], _finished(job, plans, out)
     with Bar("Writing shards", sum(len(plan.positions) for plan in plans), "images") as bar:
-        for plan in plans:
+        for plan, kept in zip(plans, finished, strict=True):
             folder = out / plan.name
             folder.mkdir(exist_ok=True)
-            records = pack_split(job, plan.name, folder, plan.positions, bar)
+            records = pack_split(job, plan.name, folder, plan.positions, kept, bar)
             if not records:
                 name = f" of the split {plan.name}" if plan.name else ""
                 raise SourceError(job.source.root, f"no file{name} could be stored", "at least one readable picture")
             packed.append(records)
     return packed
+
+
+def _finished(job: PackJob, plans: Sequence[SplitPlan], out: Path) -> list[list[ShardRecord]]:
+    """Return the records of shards that an earlier run finished and nothing has changed since, for each split."""
+    noted = [job.work.records(plan.name, out / plan.name) for plan in plans]
+    with Bar("Checking finished shards", sum(map(len, noted)), "shards") as bar:
+        return [
+            unaltered(job, records, out / plan.name, plan.positions, bar)
+            for plan, records in zip(plans, noted, strict=True)
+        ]
 
 
 def _refuse_nested(source_folder: Path, out: Path) -> None:
@@ -195,8 +206,13 @@ def _take_over(
     Raises:
         ShardError: An earlier run's work is there that this one may not touch.
     """
-    earlier = work.plan
-    old_names = [str(name) for name, _ in earlier["options"]["split"]] if earlier else []
+    try:
+        earlier = work.plan
+        old_names = [str(name) for name, _ in earlier["options"]["split"]] if earlier else []
+    except ShardError:
+        if not overwrite:
+            raise
+        earlier, old_names = None, work.recorded_splits()
     if earlier is not None and not overwrite:
         if not resume:
             raise ShardError(

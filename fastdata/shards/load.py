@@ -69,7 +69,7 @@ class Refused:
     position: int
     """In the source."""
     error: FastDataError
-    """Names the path and the reason."""
+    """Names the path and the reason. The remedy is empty where it is the same for all bad files."""
     stamp: tuple[int, int] = (-1, -1)
     """As in `Loaded`."""
 
@@ -107,7 +107,7 @@ class Loader:
                 return self._stored(position, room, data, read_facts(data))
             return self._reencoded(position, room, self._reencode)
         except DecodeError as error:
-            return Refused(position, SourceError(source.where(position), error.found, error.expected, error.remedy))
+            return Refused(position, SourceError(source.where(position), error.found, error.expected))
         except FastDataError as error:
             return Refused(position, error)
 
@@ -149,7 +149,7 @@ class Loader:
                 self._source.where(position),
                 f"{size} bytes, which make a shard of {needed}",
                 f"a shard of at most {self._max_bytes} bytes",
-                "Raise --max-bytes, or skip the file with --on-error skip.",
+                'Raise --max-bytes, or skip the file: --on-error skip (in Python: on_error="skip").',
             )
         return size
 

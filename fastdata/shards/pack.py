@@ -5,6 +5,7 @@ What lies in a shard follows from the storage order and the sizes of what is sto
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdata.errors import SourceError
 from fastdata.progress import Bar
 from fastdata.shards.load import Loaded, Loader, Refused
 from fastdata.shards.options import ConvertOptions
@@ -30,6 +32,10 @@ _CHUNK = 16  # samples a task at most: handing over a task costs about as much a
 _CHUNK_BYTES = 2 << 20
 _CHUNKS_AHEAD = 4  # for each worker
 _NO_BYTES = memoryview(b"")
+_BAD_FILE = (
+    "Repair or remove it (`fastdata check` lists all such files), or leave such files out: "
+    '--on-error skip (in Python: on_error="skip").'
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,17 @@ class PackJob:
     """Threads that load."""
 
 
-def pack_split(job: PackJob, split: str, folder: Path, order: NDArray[np.int64], bar: Bar) -> list[ShardRecord]:
-    """Write the shards of one split, after those that an earlier run finished and whose files have not changed since.
+def pack_split(
+    job: PackJob, split: str, folder: Path, order: NDArray[np.int64], finished: Sequence[ShardRecord], bar: Bar
+) -> list[ShardRecord]:
+    """Write the shards of one split, after those that an earlier run finished.
 
     Args:
         job: The conversion.
         split: The split's name, "" for the whole set.
         folder: Where shards get their names.
         order: (n,) int64 positions in storage order.
+        finished: Records of the shards to go on behind, see `unaltered`.
         bar: Counts samples.
 
     Returns:
@@ -64,7 +73,7 @@ def pack_split(job: PackJob, split: str, folder: Path, order: NDArray[np.int64],
     Raises:
         FastDataError: A file cannot be stored and may not be skipped; names it.
     """
-    records = _unchanged(job, job.work.records(split, folder), order)
+    records = list(finished)
     job.work.forget(split, len(records))
     remove_shards_from(folder, len(records))
     start = records[-1].next_place if records else 0
@@ -84,17 +93,42 @@ def pack_split(job: PackJob, split: str, folder: Path, order: NDArray[np.int64],
     return records
 
 
-def _unchanged(job: PackJob, records: list[ShardRecord], order: NDArray[np.int64]) -> list[ShardRecord]:
-    """Return the records before the first whose files changed: that shard, and so all behind it, is made again."""
+def unaltered(
+    job: PackJob, records: Sequence[ShardRecord], folder: Path, order: NDArray[np.int64], bar: Bar
+) -> list[ShardRecord]:
+    """Return the records before the first whose files or shard changed: it, and so all behind it, is made again.
+
+    Args:
+        job: The conversion.
+        records: Of the shards that an earlier run finished.
+        folder: Where the shards lie.
+        order: (n,) int64 positions in storage order.
+        bar: Counts shards.
+    """
     starts = [0, *(record.next_place for record in records)]
 
     def changed(number: int) -> bool:
+        record = records[number]
         places = order[starts[number] : starts[number + 1]].tolist()
-        return [job.source.stamp(position) for position in places] != list(map(tuple, records[number].stamps.tolist()))
+        if [job.source.stamp(position) for position in places] != list(map(tuple, record.stamps.tolist())):
+            return True
+        try:
+            with open(folder / shard_name(number), "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() != record.sha256
+        except OSError:  # a shard that cannot be read back is as good as lost
+            return True
 
     with _pool(job.workers, "look") as pool:
-        looks = pool.map(changed, range(len(records)))
-        return records[: next((number for number, found in enumerate(looks) if found), len(records))]
+        looks = [pool.submit(changed, number) for number in range(len(records))]
+        try:
+            for number, look in enumerate(looks):
+                if look.result():
+                    return list(records[:number])
+                bar.advance(1, records[number].size_bytes)
+        finally:
+            for look in looks:
+                look.cancel()
+    return list(records)
 
 
 class _Packer:
@@ -122,7 +156,8 @@ class _Packer:
         self._stamps_since.append(sample.stamp)
         if isinstance(sample, Refused):
             if self._job.options.on_error == "raise":
-                raise sample.error
+                error = sample.error
+                raise error if error.remedy else SourceError(error.subject, error.found, error.expected, _BAD_FILE)
             self._skipped_since.append((sample.position, str(sample.error)))
             return
         size = sample.stop - sample.start

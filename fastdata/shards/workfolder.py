@@ -24,6 +24,7 @@ from fastdata.sources.arrayfile import read_array_file, sync_folder, write_array
 from fastdata.sources.shardindex import WORK_NAME
 
 _STAMPS = "stamps"
+_NO_SPLIT = "all"  # stands for the whole set in names of files
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,26 @@ class WorkFolder:
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """The plan that an earlier run left, or None."""
+        """The plan that an earlier run left, or None.
+
+        Raises:
+            ShardError: There is one, but it is damaged.
+        """
+        path = self.path / "plan.json"
         try:
-            plan: dict[str, Any] = json.loads((self.path / "plan.json").read_text("ascii"))
+            plan = json.loads(path.read_text("ascii"))
         except FileNotFoundError:
             return None
+        except ValueError as exc:  # not ASCII, or not JSON
+            raise _unreadable_plan(path, str(exc)) from exc
+        options = plan.get("options") if isinstance(plan, dict) else None
+        if not isinstance(plan, dict) or not isinstance(options, dict) or "split" not in options:
+            raise _unreadable_plan(path, "it holds no options")
         return plan
+
+    def recorded_splits(self) -> list[str]:
+        """Return the names of the splits that an earlier run finished shards of, as its records tell."""
+        return sorted({path.stem.rpartition("-")[0] for path in self.path.glob("*.record")} - {_NO_SPLIT})
 
     def start(self, plan: Mapping[str, Any]) -> None:
         """Drop what earlier runs left here and note the plan."""
@@ -95,12 +110,13 @@ class WorkFolder:
 
     def temporary(self, split: str, number: int) -> Path:
         """Return where a shard grows."""
-        return self.path / f"{split or 'all'}-{number:06d}.partial"
+        return self.path / f"{split or _NO_SPLIT}-{number:06d}.partial"
 
     def records(self, split: str, folder: Path) -> list[ShardRecord]:
         """Return the records of the finished shards of a split; what lost its shard ends the list.
 
-        A shard that has another size than its record says, or a record of an older version, counts as lost.
+        A shard that has another size than its record says, or a record of an older version, counts as lost. What a
+        shard holds is not looked at.
         """
         found: list[ShardRecord] = []
         while True:
@@ -143,7 +159,7 @@ class WorkFolder:
 
     def forget(self, split: str, first: int) -> None:
         """Drop the records from a number on, and all half-written files."""
-        for path in self.path.glob(f"{split or 'all'}-*.record"):
+        for path in self.path.glob(f"{split or _NO_SPLIT}-*.record"):
             if int(path.stem.rpartition("-")[2]) >= first:
                 path.unlink()
         for path in [*self.path.glob("*.partial"), *self.path.glob(".*.tmp")]:
@@ -169,7 +185,13 @@ class WorkFolder:
         self.close()
 
     def _record_path(self, split: str, number: int) -> Path:
-        return self.path / f"{split or 'all'}-{number:06d}.record"
+        return self.path / f"{split or _NO_SPLIT}-{number:06d}.record"
+
+
+def _unreadable_plan(path: Path, found: str) -> ShardError:
+    return ShardError(
+        str(path), f"an unreadable plan of an unfinished conversion ({found})", "", "Start anew with --overwrite."
+    )
 
 
 def _entries(rows: list[list[Any]]) -> tuple[tuple[int, str], ...]:

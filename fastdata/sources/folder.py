@@ -92,7 +92,7 @@ def refuse_splits(root: Path, scan: FolderScan) -> None:
             str(root),
             f"the folders {', '.join(names)}, with folders of pictures in train: splits, not classes",
             "one split",
-            f"Pass {root / 'train'}. Should these be classes after all, say so with labels=, a function on the path.",
+            f"Pass {root / 'train'}. Should these be classes after all, in Python: labels= a function on the path.",
         )
 
 
@@ -116,7 +116,7 @@ def _nothing_found(root: Path, scan: FolderScan, class_folders: bool) -> SourceE
             str(root),
             f"no class folders ({ignored})",
             "one folder for each class",
-            "Pass labels=None, a CSV file or a callable for pictures without class folders.",
+            "Move the pictures into such folders. In Python: labels=None, a CSV file or a function on the path.",
         )
     if class_folders and scan.classes:
         _check_classes(root, scan)

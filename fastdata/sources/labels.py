@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,16 @@ from fastdata.errors import FastDataError, SourceError
 from fastdata.sources.paths import PathTable, is_image_name, printable, to_bytes, to_text
 
 LabelArray = NDArray[np.int64] | NDArray[np.float32]
+_INT64 = np.iinfo(np.int64)
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def labels_from_csv(csv_path: Path, paths: PathTable) -> tuple[NDArray[np.int64], LabelArray, tuple[str, ...]]:
     """Read a CSV file of ``path,label[,label...]``: comma-separated UTF-8, paths relative to the folder, with ``/``.
 
     The first row is taken for a heading where its first cell does not end like a picture. Only pictures that the file
-    names become samples. See `as_label_array` for what the label cells may hold.
+    names become samples; white space around a path belongs to it only where a picture is named so. See
+    `as_label_array` for what the label cells may hold.
 
     Args:
         csv_path: The file.
@@ -45,8 +47,8 @@ def labels_from_csv(csv_path: Path, paths: PathTable) -> tuple[NDArray[np.int64]
                 if not row or (number == 0 and not is_image_name(to_bytes(row[0].strip()))):
                     continue
                 name = to_bytes(row[0].strip().removeprefix("./"))
-                place = places.get(name, -1)
-                if place < 0:
+                place = places.get(to_bytes(row[0].removeprefix("./")), places.get(name))
+                if place is None:
                     raise _csv_error(csv_path, reader.line_num, f"{printable(name)!r}, which is no picture there")
                 chosen.append(place)
                 cells.append([cell.strip() for cell in row[1:]])
@@ -117,6 +119,9 @@ def as_label_array(
     parsed: list[Any] = [_parse(value) for value in values]
     kinds = {type(value) for value in parsed}
     if kinds == {int}:
+        for i, value in enumerate(parsed):
+            if not _INT64.min <= value <= _INT64.max:
+                raise error(i, repr(values[i]), "a whole number of 64 bits")
         return np.asarray(parsed, np.int64), ()
     if kinds == {str}:
         classes = sorted(set(parsed))
@@ -128,8 +133,8 @@ def as_label_array(
             raise error(
                 i, repr(values[i]), "a label of the same kind as the first: numbers, text or sequences of numbers"
             )
-        if not textual and not math.isfinite(value):
-            raise error(i, repr(values[i]), "a finite number")
+        if not textual and not _fits_float32(value):
+            raise error(i, repr(values[i]), "a finite number (float32)")
     return np.asarray(parsed, np.float32)[:, None], ()
 
 
@@ -140,8 +145,8 @@ def _as_rows(values: Sequence[Any], error: Callable[[int, str, str], SourceError
         if not _is_sequence(value) or len(value) != width or width == 0:
             raise error(i, repr(value), f"a sequence of {max(width, 1)} numbers, as for the first picture")
         numbers = [_parse(item) for item in value]
-        if any(isinstance(number, str) or number is None or not math.isfinite(number) for number in numbers):
-            raise error(i, repr(value), f"{width} finite numbers")
+        if any(isinstance(number, str) or number is None or not _fits_float32(number) for number in numbers):
+            raise error(i, repr(value), f"{width} finite numbers (float32)")
         rows[i] = numbers
     return rows
 
@@ -149,9 +154,9 @@ def _as_rows(values: Sequence[Any], error: Callable[[int, str, str], SourceError
 def _parse(value: Any) -> int | float | str | None:
     """Return a number where the value is one or spells one, text where it is other text, else None."""
     if isinstance(value, str):
-        if value.isascii() and value.lstrip("+-").isdigit():
-            return int(value)
         try:
+            if value.isascii() and value.lstrip("+-").isdigit():
+                return int(value)
             return float(value) if "_" not in value else value
         except ValueError:
             return value
@@ -160,6 +165,10 @@ def _parse(value: Any) -> int | float | str | None:
     if isinstance(value, float | np.floating):
         return float(value)
     return int(value) if getattr(value, "ndim", None) == 0 and not value.is_floating_point() else None
+
+
+def _fits_float32(value: float) -> bool:
+    return abs(value) <= _FLOAT32_MAX  # false for nan; an int of any length compares without overflow
 
 
 def _is_sequence(value: Any) -> bool:

@@ -68,9 +68,8 @@ def check_scheme(url: str, allow_pipe: bool) -> None:
 
             fsspec.get_filesystem_class(scheme)
         except (ImportError, ValueError) as exc:
-            raise SourceError(
-                url, f"nothing here opens {scheme}:// ({exc})", "", "Install it: pip install 'fastdata[remote]' s3fs"
-            ) from exc
+            remedy = "pip install fsspec and the package of the store (s3fs for s3://, adlfs for abfs://)."
+            raise SourceError(url, f"nothing here opens {scheme}:// ({exc})", "", remedy) from exc
 
 
 class Connection:

@@ -218,7 +218,7 @@ def _read_label(view: memoryview, picture: Member, label: Member | None, shard: 
             shard,
             "a picture without its label",
             "a .cls or .json member of the same key",
-            "Pass labels=None to read pictures alone.",
+            "In Python: labels=None reads pictures alone.",
             member=to_text(picture.name),
         )
     data = bytes(view[label.offset : label.offset + label.size])
