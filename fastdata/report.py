@@ -184,21 +184,23 @@ def collect_notes(document: Document) -> list[str]:
         for why, count in row.get("fallbacks", {}).items():
             notes.setdefault(f"{counted(count, 'sample')} went to the reference decoder: {why} ({name})", ["fallbacks"])
     lines = [f"{', '.join(fields)}: {reason}" for reason, fields in notes.items()]
-    lines += _disturbances(document["rows"])
+    lines += disturbances(document["rows"])
     lines += [f"{item['backend']} not measured: {item['reason']}" for item in document["unavailable"]]
     lines += [f"{i['backend']} on {i['data']} ({i['mode']}) FAILED: {i['error']}" for i in document["failures"]]
     return lines
 
 
-def _disturbances(rows: Sequence[dict[str, Any]]) -> list[str]:
+def disturbances(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return in how many rows other processes used how much of the processor; nothing where all were quiet."""
     others = [row["other_cpu_percent"] for row in rows if row.get("other_cpu_percent") is not None]
     limit = DISTURBED_SHARE * 100 * max((row["cpu_cores_available"] for row in rows), default=1.0)
     disturbing = [percent for percent in others if percent > limit]
     if not disturbing:
         return []
+    used = " to ".join(dict.fromkeys(f"{percent:,.0f}" for percent in (min(disturbing), max(disturbing))))
     return [
-        f"img/s: other processes used {min(disturbing):,.0f} to {max(disturbing):,.0f} % CPU during {len(disturbing)}"
-        f" of {len(rows)} rows, whose figures are too low"
+        f"img/s: other processes used {used} % CPU during {len(disturbing)} of {len(rows)} rows,"
+        " whose figures are too low"
     ]
 
 

@@ -269,7 +269,7 @@ def test_notes_name_skips_fallbacks_caches_and_failures() -> None:
     )
     notes = "\n".join(collect_notes(document))
     for part in (
-        "77 to 77 % CPU during 1 of 1 rows",
+        "used 77 % CPU during 1 of 1 rows",
         "3 samples skipped",
         "CMYK",
         "asked to be cold",
@@ -314,6 +314,12 @@ def test_a_share_of_the_ceiling_that_was_withheld_is_explained_below_the_table()
     assert "- share_of_ceiling_percent: above 105 %: the ceiling was disturbed, or measured too slow" in text
     assert "only training rows" not in text
     assert "withheld above 105 %" in " ".join(document["method"])
+
+
+def test_a_disturbance_stands_above_the_figures_of_the_page() -> None:
+    html = render_html(make_file([make_row(other_cpu_percent=150.0)]))
+    assert html.index("other processes used 150 % CPU") < html.index("<section>")
+    assert "img/s: other processes used" not in render_html(make_file([make_row(other_cpu_percent=1.0)]))
 
 
 def test_the_page_of_failures_alone_is_a_page() -> None:
