@@ -12,6 +12,7 @@ from typing import Any
 from fastdata.fresh import MeasureError
 from fastdata.job import Job
 from fastdata.pagecache import CacheKeeper
+from fastdata.report import CEILING_DISTURBED_SHARE, HIGHEST_SHARE_PERCENT
 from fastdata.spread import TOO_FEW_REPEATS, median_confidence, median_interval, spread_percent
 from fastdata.task import Task
 from fastdata.training import WAIT_HIDDEN
@@ -193,15 +194,17 @@ def make_row(task: Task, runs: Sequence[dict[str, Any]]) -> Row:
 
 
 def add_share_of_ceiling(rows: Sequence[Row]) -> None:
-    """Give each training row its rate in percent of the synthetic row with the same model and batch size."""
-    ceilings = {_training_key(row): row["images_per_s"] for row in rows if row["mode"] == "synthetic"}
+    """Give each training row its rate in percent of the synthetic row with the same model and batch size.
+
+    The share is withheld, with the reason, where `fastdata.report.METHOD` says so.
+    """
+    ceilings = {_training_key(row): row for row in rows if row["mode"] == "synthetic"}
     for row in rows:
         if row["mode"] == "train":
-            ceiling = ceilings.get(_training_key(row))
-            if ceiling is None:
-                row["reasons"]["share_of_ceiling_percent"] = "the synthetic row failed"
-            else:
-                row["share_of_ceiling_percent"] = 100.0 * row["images_per_s"] / ceiling
+            share, reason = _share_of(row, ceilings.get(_training_key(row)))
+            row["share_of_ceiling_percent"] = share
+            if reason:
+                row["reasons"]["share_of_ceiling_percent"] = reason
 
 
 def with_synthetic(tasks: Sequence[Task]) -> list[Task]:
@@ -210,6 +213,24 @@ def with_synthetic(tasks: Sequence[Task]) -> list[Task]:
         return []
     ceiling = dataclasses.replace(tasks[0], backend="synthetic", mode="synthetic", options={}, cache="warm")
     return [ceiling, *tasks]
+
+
+def _share_of(row: Row, ceiling: Row | None) -> tuple[float | None, str]:
+    """Return the share in percent and "", or None and why there is none."""
+    if ceiling is None:
+        return None, "the synthetic row failed"
+    if _is_disturbed(row) or _is_disturbed(ceiling):
+        percent = 100 * CEILING_DISTURBED_SHARE
+        return None, f"other processes used more than {percent:.0f} % of the cores during the row or its ceiling"
+    share = 100.0 * row["images_per_s"] / ceiling["images_per_s"]
+    if share > HIGHEST_SHARE_PERCENT:
+        return None, f"above {HIGHEST_SHARE_PERCENT:.0f} %: the ceiling was disturbed, or measured too slow"
+    return share, ""
+
+
+def _is_disturbed(row: Row) -> bool:
+    other: float | None = row["other_cpu_percent"]
+    return other is not None and other > 100.0 * CEILING_DISTURBED_SHARE * row["cpu_cores_available"]
 
 
 def _training_key(row: Row) -> tuple[Any, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -30,7 +32,11 @@ def make_app() -> typer.Typer:
     )
 
     @app.callback()
-    def fastdata() -> None:
+    def fastdata(
+        version: Annotated[  # printed by its callback
+            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        ] = False,
+    ) -> None:
         """Keeps GPUs fed with images: convert, check and measure."""
 
     for module in COMMAND_MODULES:
@@ -39,17 +45,37 @@ def make_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; errors of the package become one message and a code that is not 0."""
+    """Run the command line; errors of the package and of the system become one line and a code that is not 0.
+
+    Other errors are ours: they keep their traceback.
+    """
     try:
         make_app()(prog_name="fastdata")
     except FastDataError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+        _show_error(str(error))
         sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
+    except OSError as error:  # a full disk, a lost mount, a missing permission: no fault of the code
+        paths = " and ".join(_path_text(path) for path in (error.filename, error.filename2) if path is not None)
+        reason = error.strerror or str(error) or type(error).__name__
+        _show_error(f"{paths}: {reason}" if paths else reason)
+        sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _escaped(text: str) -> str:
+def _show_version(asked: bool) -> None:
+    if asked:
+        from fastdata import __version__
+
+        typer.echo(f"fastdata {__version__}")
+        raise typer.Exit
+
+
+def _path_text(path: object) -> str:
+    return os.fsdecode(path) if isinstance(path, bytes) else str(path)
+
+
+def _show_error(text: str) -> None:
     from rich.markup import escape
 
-    return escape(text)
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fastdata.errors import FastDataError
 from fastdata.machine import describe_machine, describe_versions
+from fastdata.outfile import write_whole
 from fastdata.spread import CONFIDENCE, MIN_REPEATS, median_confidence
 from fastdata.wording import counted
 
@@ -39,6 +40,10 @@ REQUIRED_ROW_FIELDS = frozenset(
 )
 DISTURBED_SHARE = 0.05
 """Share of the available cores from which on other processes are named as a disturbance."""
+CEILING_DISTURBED_SHARE = 0.10
+"""Share of the available cores above which other processes make a share of the ceiling worthless."""
+HIGHEST_SHARE_PERCENT = 105.0
+"""Above this, a share of the ceiling says that the ceiling was measured wrongly: feeding cannot make a model faster."""
 METHOD = (
     "A fresh process for each repeat of each row; repeats of all rows take turns, forwards and backwards.",
     "The clock starts once everything that was made ahead during start-up has been dropped, and stops when the last"
@@ -51,6 +56,8 @@ METHOD = (
     "Wait: the time that the loop spends in fetching the next batch. A loop that only fetches waits nearly always. In"
     " training on a GPU the host runs ahead, and a wait may hide behind the GPU's work: there is no figure, and what"
     " waiting costs is what the share of the ceiling lacks.",
+    f"The share of the ceiling is withheld above {HIGHEST_SHARE_PERCENT:.0f} %, and where other processes used more"
+    f" than {100 * CEILING_DISTURBED_SHARE:.0f} % of the cores during the row or its ceiling.",
     "Intervals are of the median over repeats, from one of the repeats to another; they hold whatever the distribution"
     f" of the rates: with {MIN_REPEATS} repeats in {100 * (median_confidence(MIN_REPEATS) or 0):.1f} % of cases, with"
     f" more in at least {100 * CONFIDENCE:.0f} %. Fewer repeats have none.",
@@ -110,9 +117,7 @@ def make_document(
 
 def write_document(document: Document, path: Path) -> None:
     """Write a benchmark file; it appears whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n")
-    partial.replace(path)
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def read_document(path: Path) -> Document:
@@ -124,7 +129,8 @@ def read_document(path: Path) -> Document:
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as exc:
-        raise FastDataError(str(path), str(exc), "a file that `fastdata bench --json` wrote") from exc
+        found = "no such file" if isinstance(exc, FileNotFoundError) else getattr(exc, "strerror", None) or str(exc)
+        raise FastDataError(str(path), found, "a file that `fastdata bench --json` wrote") from exc
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise FastDataError(str(path), f"schema {schema!r}", f"schema {SCHEMA}", "Measure again with this version.")
@@ -167,7 +173,7 @@ def collect_notes(document: Document) -> list[str]:
     for row in document["rows"]:
         name = row_name(row, repeated)
         for field, reason in row.get("reasons", {}).items():
-            if field not in _SILENT_REASONS:
+            if field not in _SILENT_REASONS or (field == "share_of_ceiling_percent" and row["mode"] == "train"):
                 notes.setdefault(reason, [])
                 if field not in notes[reason]:
                     notes[reason].append(field)
@@ -178,21 +184,23 @@ def collect_notes(document: Document) -> list[str]:
         for why, count in row.get("fallbacks", {}).items():
             notes.setdefault(f"{counted(count, 'sample')} went to the reference decoder: {why} ({name})", ["fallbacks"])
     lines = [f"{', '.join(fields)}: {reason}" for reason, fields in notes.items()]
-    lines += _disturbances(document["rows"])
+    lines += disturbances(document["rows"])
     lines += [f"{item['backend']} not measured: {item['reason']}" for item in document["unavailable"]]
     lines += [f"{i['backend']} on {i['data']} ({i['mode']}) FAILED: {i['error']}" for i in document["failures"]]
     return lines
 
 
-def _disturbances(rows: Sequence[dict[str, Any]]) -> list[str]:
+def disturbances(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return in how many rows other processes used how much of the processor; nothing where all were quiet."""
     others = [row["other_cpu_percent"] for row in rows if row.get("other_cpu_percent") is not None]
     limit = DISTURBED_SHARE * 100 * max((row["cpu_cores_available"] for row in rows), default=1.0)
     disturbing = [percent for percent in others if percent > limit]
     if not disturbing:
         return []
+    used = " to ".join(dict.fromkeys(f"{percent:,.0f}" for percent in (min(disturbing), max(disturbing))))
     return [
-        f"img/s: other processes used {min(disturbing):,.0f} to {max(disturbing):,.0f} % CPU during {len(disturbing)}"
-        f" of {len(rows)} rows, whose figures are too low"
+        f"img/s: other processes used {used} % CPU during {len(disturbing)} of {len(rows)} rows,"
+        " whose figures are too low"
     ]
 
 

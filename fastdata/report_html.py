@@ -10,6 +10,7 @@ from fastdata.report import (
     Document,
     collect_notes,
     confidence_text,
+    disturbances,
     interval_text,
     number,
     repeated_kinds,
@@ -85,9 +86,10 @@ def _header(document: Document) -> str:
         "Measured": document["created"],
     }
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    disturbed = "".join(f"<p><b>{escape(line)}</b></p>" for line in disturbances(document["rows"]))
     return (
         "<header><h1>How fast images reach the training loop</h1>"
-        f'<p class="soft"><code>{escape(document["command"])}</code></p></header>'
+        f'<p class="soft"><code>{escape(document["command"])}</code></p>{disturbed}</header>'
         f'<section><dl class="facts">{items}</dl>'
         f'<p class="small soft" style="margin:12px 0 0">{escape(stack)}</p></section>'
     )

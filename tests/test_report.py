@@ -269,7 +269,7 @@ def test_notes_name_skips_fallbacks_caches_and_failures() -> None:
     )
     notes = "\n".join(collect_notes(document))
     for part in (
-        "77 to 77 % CPU during 1 of 1 rows",
+        "used 77 % CPU during 1 of 1 rows",
         "3 samples skipped",
         "CMYK",
         "asked to be cold",
@@ -298,6 +298,28 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
         assert part in page.text
     assert 'name="viewport"' in html
     assert "prefers-color-scheme: dark" in html
+
+
+def test_a_share_of_the_ceiling_that_was_withheld_is_explained_below_the_table() -> None:
+    reason = {"share_of_ceiling_percent": "above 105 %: the ceiling was disturbed, or measured too slow"}
+    loader_reason = {"share_of_ceiling_percent": "only training rows have a ceiling"}
+    document = make_file(
+        [
+            make_row("synthetic", "synthetic"),
+            make_row("pil", "train", share_of_ceiling_percent=None, reasons=reason),
+            make_row("pil", "loader", reasons=loader_reason),
+        ]
+    )
+    text = shown(document, 150)
+    assert "- share_of_ceiling_percent: above 105 %: the ceiling was disturbed, or measured too slow" in text
+    assert "only training rows" not in text
+    assert "withheld above 105 %" in " ".join(document["method"])
+
+
+def test_a_disturbance_stands_above_the_figures_of_the_page() -> None:
+    html = render_html(make_file([make_row(other_cpu_percent=150.0)]))
+    assert html.index("other processes used 150 % CPU") < html.index("<section>")
+    assert "img/s: other processes used" not in render_html(make_file([make_row(other_cpu_percent=1.0)]))
 
 
 def test_the_page_of_failures_alone_is_a_page() -> None:
@@ -338,7 +360,10 @@ def test_the_command_measures_and_writes_both_files(tmp_path: Path) -> None:
     [
         (["nowhere"], "nowhere"),
         (["{folder}", "--backend", "pill"], "pil"),
-        (["{folder}", "--backend", "webdataset", "--device", "cpu"], "it reads shards"),
+        (
+            ["{folder}", "--backend", "webdataset", "--device", "cpu"],
+            "webdataset: it reads shards, {folder} is a folder: convert the folder with `fastdata shard`",
+        ),
         (["{folder}", "--json", "{folder}/missing/out.json"], "does not exist"),
         (["{folder}", "--backend", "pil", "--device", "cuda:7"], "--device"),
         (["{folder}", "--backend", "pil", "--device", "cpu", "--dtype", "float8"], "--dtype: 'float8'"),
@@ -352,7 +377,7 @@ def test_impossible_requests_are_named_before_anything_is_measured(
     places = {"folder": photo_folder(tmp_path / "photos", 4), "other": photo_folder(tmp_path / "other", 6)}
     result = CliRunner().invoke(make_app(), ["bench", *(argument.format(**places) for argument in arguments)])
     assert isinstance(result.exception, FastDataError | UsageError)
-    assert message in str(result.exception)
+    assert message.format(**places) in str(result.exception)
 
 
 def test_backends_are_listed_with_what_is_missing() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +45,9 @@ def bench(
     repeats: Annotated[
         int, typer.Option(min=1, help="Fresh processes for each row: 6 give a 95 % interval, fewer than 5 none.")
     ] = 6,
-    quick: Annotated[bool, typer.Option("--quick", help="One repeat of 3 s: a first look, without a spread.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One repeat of 3 s, about 10 s a row with start-up: no spread.")
+    ] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="Workers. Default: the usable cores.")] = None,
     prefetch: Annotated[int, typer.Option(min=1, help="Batches made ahead.")] = 2,
     device: Annotated[str | None, typer.Option(help='"cpu", "cuda", "cuda:N". Default: a GPU if there is one.')] = None,
@@ -71,9 +74,10 @@ def bench(
     from rich.console import Console
 
     from fastdata.job import join_job
+    from fastdata.outfile import refuse_unwritable
     from fastdata.task import Task
 
-    _refuse_unwritable(json_file, html_file)
+    refuse_unwritable(json_file, html_file)
     _refuse_unknown(dtype, model)
     job = join_job()
     try:
@@ -168,8 +172,7 @@ class _Plan:
             for name in works:
                 reads = load_backend(name).source_kinds
                 if kinds[data] not in reads:
-                    reason = f"it reads {' or '.join(reads)}; {data} is a {kinds[data]}"
-                    left_out.append({"backend": name, "reason": reason})
+                    left_out.append({"backend": name, "reason": _why_unread(data, kinds[data], reads)})
                     continue
                 rows.append(dataclasses.replace(here, backend=name))
                 if self.block_shards and is_shards(data):
@@ -193,6 +196,7 @@ def _measure(
     from fastdata.baselines import with_best_settings
     from fastdata.benchmark import run_benchmark
     from fastdata.dataset import describe_data
+    from fastdata.outfile import write_whole
     from fastdata.report import make_document, show, write_document
     from fastdata.report_html import render_html
 
@@ -231,7 +235,7 @@ def _measure(
         if json_file:
             write_document(document, json_file)
         if html_file:
-            html_file.write_text(render_html(document), encoding="utf-8")
+            write_whole(html_file, render_html(document))
     return bool(outcome.failures)
 
 
@@ -259,9 +263,17 @@ def _choose_backends(asked: list[str] | None) -> tuple[list[str], list[dict[str,
     return [c.name for c in checks if c.works], unavailable
 
 
+def _why_unread(data: str, kind: str, reads: Iterable[str]) -> str:
+    if kind == "folder" and "shards" in reads:
+        return f"it reads shards, {data} is a folder: convert the folder with `fastdata shard`"
+    return f"it reads {' or '.join(reads)}; {data} is a {kind}"
+
+
 def _nothing_works(unavailable: list[dict[str, str]]) -> None:
     from fastdata.errors import BackendUnavailableError
 
+    if len(unavailable) == 1:
+        raise BackendUnavailableError(unavailable[0]["backend"], unavailable[0]["reason"])
     reasons = "; ".join(f"{item['backend']}: {item['reason']}" for item in unavailable)
     raise BackendUnavailableError("every backend", reasons, "one that works here", "See `fastdata backends`.")
 
@@ -280,14 +292,6 @@ def _device(asked: str | None, job: Job) -> str:
     if job.world_size > 1 and asked != "cpu":
         raise UsageError("--device", asked, '"cuda" under torchrun: each rank takes its own card')
     return asked
-
-
-def _refuse_unwritable(*paths: Path | None) -> None:
-    from fastdata.errors import UsageError
-
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(str(path), "its folder does not exist", "a path in an existing folder")
 
 
 def _refuse_unknown(dtype: str, model: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastdata.wording import counted
+from fastdata.wording import counted, sized
 
 if TYPE_CHECKING:
     from fastdata.check import CheckReport
@@ -63,6 +63,7 @@ def shard(
     """
     from fastdata.shards.convert import convert_folder
     from fastdata.shards.options import ConvertOptions, parse_split
+    from fastdata.shards.outfolder import holds_shards, refuse_unwritable_folder
 
     options = ConvertOptions(
         max_bytes=max_bytes,
@@ -77,8 +78,11 @@ def shard(
         max_growth=max_growth,
         check=check,  # type: ignore[arg-type]
     )
+    holds_earlier = out.is_dir() and holds_shards(out, [name for name, _ in options.split])
+    if not holds_earlier and not out.is_file():
+        refuse_unwritable_folder(out)
     result = convert_folder(source, out, options, workers=workers, resume=resume, overwrite=overwrite)
-    _show_conversion(result)
+    _show_conversion(result, resumed=resume and holds_earlier)
 
 
 def verify(
@@ -94,9 +98,7 @@ def verify(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for fault in result.faults:
         console.print(str(fault))
-    size = (
-        f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, {result.size_bytes / 1e9:,.2f} GB"
-    )
+    size = f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, {sized(result.size_bytes)}"
     console.print(f"{counted(len(result.faults), 'fault')}: {size}" if result.faults else f"no fault: {size}")
     if result.faults:
         raise typer.Exit(1)
@@ -114,24 +116,24 @@ def check(
     import sys
 
     from fastdata.check import check_data
-    from fastdata.errors import UsageError
+    from fastdata.outfile import refuse_unwritable, write_whole
 
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UsageError(str(json_file), "its folder does not exist", "a path in an existing folder")
+    to_stdout = str(json_file) == "-"
+    if not to_stdout:
+        refuse_unwritable(json_file)
     report = check_data(data, workers=workers)
-    if json_file is not None:
-        text = json.dumps(report.as_json(), indent=1) + "\n"
-        if str(json_file) == "-":
-            sys.stdout.write(text)
-        else:
-            json_file.write_text(text, "utf-8")
-    if json_file is None or str(json_file) != "-":
+    text = json.dumps(report.as_json(), indent=1) + "\n"
+    if to_stdout:
+        sys.stdout.write(text)
+    else:
+        if json_file is not None:
+            write_whole(json_file, text)
         _show_check(report)
     if not report.ok:
         raise typer.Exit(1)
 
 
-def _show_conversion(result: ConvertResult) -> None:
+def _show_conversion(result: ConvertResult, *, resumed: bool) -> None:
     from rich.console import Console
 
     from fastdata.shards.outfolder import NOT_CROP_READY_NAME, SKIPPED_NAME
@@ -142,7 +144,7 @@ def _show_conversion(result: ConvertResult) -> None:
     for split in result.splits:
         console.print(
             f"{split.folder}: {counted(split.samples, 'sample')} in {counted(split.shards, 'shard')},"
-            f" {split.size_bytes / 1e9:,.3f} GB"
+            f" {sized(split.size_bytes)}"
         )
         if split.skipped:
             console.print(f"{counted(split.skipped, 'file')} left out, see {split.folder / SKIPPED_NAME}")
@@ -152,8 +154,9 @@ def _show_conversion(result: ConvertResult) -> None:
             console.print(f"{what} not crop-ready ({reasons}), see {split.folder / NOT_CROP_READY_NAME}")
     if result.ignored:
         console.print("ignored: " + ", ".join(f"{count:,} {kind}" for kind, count in result.ignored.items()))
-    rate = f"{samples / result.total_s:,.0f} images/s, {size_bytes / 1e6 / result.total_s:,.0f} MB/s"
-    console.print(f"{result.total_s:,.1f} s: {rate}")
+    rate = f"{samples / result.total_s:,.0f} images/s, {sized(size_bytes / result.total_s)}/s"
+    # How much of the set this run has made is not known where it went on with another's work.
+    console.print(f"{result.total_s:,.1f} s" + (", resumed" if resumed else f": {rate}"))
 
 
 def _show_check(report: CheckReport) -> None:
@@ -163,7 +166,7 @@ def _show_check(report: CheckReport) -> None:
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     types = ", ".join(f"{count:,} {name}" for name, count in sorted(report.types.items()))
-    console.print(f"{report.root}: {counted(report.files, 'picture')}, {report.size_bytes / 1e9:,.3f} GB ({types})")
+    console.print(f"{report.root}: {counted(report.files, 'picture')}, {sized(report.size_bytes)} ({types})")
     if report.classes:
         sizes = sorted(report.classes.values())
         console.print(

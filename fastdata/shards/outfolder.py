@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -31,6 +33,30 @@ def holds_shards(out: Path, split_names: Sequence[str]) -> bool:
     if (out / SPLITS_NAME).exists():
         return True
     return any((folder / INDEX_NAME).exists() or any(folder.glob("*.tar")) for folder in _folders(out, split_names))
+
+
+def refuse_unwritable_folder(out: Path) -> None:
+    """Refuse a folder that cannot be made or written to. Tries it, and leaves nothing behind.
+
+    Raises:
+        ShardError: It cannot be.
+    """
+    missing: list[Path] = []
+    try:
+        missing = [path for path in (out, *out.parents) if not path.exists()]
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as exc:
+        raise ShardError(
+            str(out),
+            f"cannot be {'made' if missing else 'written to'}: {exc.strerror or exc}",
+            "a folder for the shards",
+            "Choose another.",
+        ) from exc
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):  # it was not made, or another process has put something into it
+                path.rmdir()
 
 
 def refuse_others_tars(out: Path, split_names: Sequence[str]) -> None:

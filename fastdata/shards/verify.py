@@ -65,6 +65,8 @@ def verify_shards(out: str | Path, *, workers: int | None = None) -> VerifyResul
         ShardError: There is no finished set in the folder.
     """
     out = Path(out)
+    if out.is_file():
+        raise ShardError(str(out), "a file", "the folder of shards")
     if (out / WORK_NAME).exists():
         raise ShardError(
             str(out),
