@@ -237,7 +237,7 @@ def stored_windows(
 @contextmanager
 def _opened(data: Encoded, where: str) -> Iterator[ImageFile]:
     """Open a picture with Pillow and check its size. What Pillow raises, here or in the body, becomes DecodeError."""
-    expected, remedy = "a picture that Pillow decodes", "Replace or remove the file, or use on_error='skip'."
+    expected, remedy = "a picture that Pillow decodes", 'Repair or remove the file, or leave it out (on_error="skip").'
     try:
         with _open(data) as picture:
             if picture.width * picture.height > PIXEL_LIMIT:
