@@ -63,7 +63,7 @@ def shard(
     """
     from fastdata.shards.convert import convert_folder
     from fastdata.shards.options import ConvertOptions, parse_split
-    from fastdata.shards.outfolder import holds_shards, refuse_unwritable_folder
+    from fastdata.shards.outfolder import holds_shards
 
     options = ConvertOptions(
         max_bytes=max_bytes,
@@ -79,8 +79,6 @@ def shard(
         check=check,  # type: ignore[arg-type]
     )
     holds_earlier = out.is_dir() and holds_shards(out, [name for name, _ in options.split])
-    if not holds_earlier and not out.is_file():
-        refuse_unwritable_folder(out)
     result = convert_folder(source, out, options, workers=workers, resume=resume, overwrite=overwrite)
     _show_conversion(result, resumed=resume and holds_earlier)
 

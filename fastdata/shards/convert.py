@@ -23,6 +23,7 @@ from fastdata.shards.outfolder import (
     clear_set,
     holds_shards,
     refuse_others_tars,
+    refuse_unwritable_folder,
 )
 from fastdata.shards.pack import PackJob, pack_split, unaltered
 from fastdata.shards.plan import SplitPlan, map_labels, plan_splits, source_digest
@@ -106,6 +107,7 @@ def convert_folder(
     if not (out / WORK_NAME).exists() and holds_shards(out, names) and not overwrite:
         _refuse_other_set(out, names, plan, resume)
         return ConvertResult(_read_results(out, names), source.ignored, time.monotonic() - started_s)
+    refuse_unwritable_folder(out)
     made_out = not out.exists()
     with WorkFolder(out) as work:
         _take_over(out, work, names, plan, resume=resume, overwrite=overwrite)
