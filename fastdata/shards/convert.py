@@ -98,6 +98,8 @@ def convert_folder(
     if resume and overwrite:
         raise UsageError("resume", "both resume and overwrite", "one of them")
     _refuse_nested(Path(source_folder), out)
+    if not out.exists():
+        refuse_unwritable_folder(out)
     source = open_folder(source_folder)
     labels, classes = map_labels(source, options.class_map)
     plans = plan_splits(labels, options)
