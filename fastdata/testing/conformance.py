@@ -420,7 +420,7 @@ class PipelineConformance:
 
         monkeypatch.setattr(source_type, "read_many", collect_and_read)
         threads = threading.active_count()
-        for _ in range(5):
+        for _ in range(2):
             next(iter(self.open(data)))  # and the pipeline is garbage, with work under way
         deadline = time.monotonic() + 20
         while threading.active_count() > threads and time.monotonic() < deadline:
