@@ -109,8 +109,9 @@ def convert_folder(
     if not (out / WORK_NAME).exists() and holds_shards(out, names) and not overwrite:
         _refuse_other_set(out, names, plan, resume)
         return ConvertResult(_read_results(out, names), source.ignored, time.monotonic() - started_s)
-    refuse_unwritable_folder(out)
     made_out = not out.exists()
+    if not made_out:
+        refuse_unwritable_folder(out)
     with WorkFolder(out) as work:
         _take_over(out, work, names, plan, resume=resume, overwrite=overwrite)
         loader = Loader(source, labels, options, make_reencode(options))
