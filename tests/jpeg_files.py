@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 
 import numpy as np
 import simplejpeg
@@ -41,3 +42,13 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
     """Decode with Pillow, without a change of orientation or colour."""
     with Image.open(io.BytesIO(data)) as picture:
         return np.asarray(picture)
+
+
+def spoiled_copies(data: bytes, start: int) -> Iterator[bytes]:
+    """Yield 150 copies of a file with up to three other bytes between `start` and its end marker."""
+    rng = np.random.default_rng(1)
+    for _ in range(150):
+        copy = bytearray(data)
+        for at in rng.integers(start, len(data) - 2, 3):
+            copy[at] = int(rng.integers(0, 256))
+        yield bytes(copy)

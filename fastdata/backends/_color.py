@@ -47,12 +47,13 @@ def plan_color(
         epoch: The epoch's number.
         ids: (n,) sample ids.
     """
-    plans = [
-        _plan_gray(transform, keys(seed, epoch, ids, STREAM_COLOR + place))
-        if isinstance(transform, RandomGrayscale)
-        else _plan_jitter(transform, keys(seed, epoch, ids, STREAM_COLOR + place))
-        for place, transform in enumerate(transforms)
-    ]
+    plans = []
+    for place, transform in enumerate(transforms):
+        sample_keys = keys(seed, epoch, ids, STREAM_COLOR + place)
+        if isinstance(transform, RandomGrayscale):
+            plans.append(_plan_gray(transform, sample_keys))
+        else:
+            plans.append(_plan_jitter(transform, sample_keys))
     changes, factors = (np.concatenate(parts, axis=1) for parts in zip(*plans, strict=True))
     return ColorPlan(changes, factors.astype(np.float32))
 

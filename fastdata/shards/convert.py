@@ -98,7 +98,8 @@ def convert_folder(
     if resume and overwrite:
         raise UsageError("resume", "both resume and overwrite", "one of them")
     _refuse_nested(Path(source_folder), out)
-    if not out.exists():
+    made_out = not out.exists()
+    if made_out:
         refuse_unwritable_folder(out)
     source = open_folder(source_folder)
     labels, classes = map_labels(source, options.class_map)
@@ -109,8 +110,7 @@ def convert_folder(
     if not (out / WORK_NAME).exists() and holds_shards(out, names) and not overwrite:
         _refuse_other_set(out, names, plan, resume)
         return ConvertResult(_read_results(out, names), source.ignored, time.monotonic() - started_s)
-    made_out = not out.exists()
-    if not made_out:
+    if not made_out:  # only now: a finished set that is resumed may lie where nobody can write
         refuse_unwritable_folder(out)
     with WorkFolder(out) as work:
         _take_over(out, work, names, plan, resume=resume, overwrite=overwrite)
